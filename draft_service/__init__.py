@@ -1,0 +1,1 @@
+"""The draft tier: sources of draft tokens as a gRPC service."""

@@ -1,0 +1,124 @@
+"""Drafts with a causal language model: any that speaks the target's tokens.
+
+Tokens are drawn from a truncated law with integer weights, and exactly those weights are shipped,
+so the law on the wire is the law that was drawn from (arXiv:2211.17192 needs no more than that). It
+knows no verdict and no stream.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+from draft_service.drafters.history import CommittedLength, chain_length
+from paceline.engine.draws import Draws, Role
+from paceline.engine.engine import Engine, Extend, Job
+from paceline.engine.law import IntegerLaw, encode_sparse, truncate
+from paceline.engine.sequence import Sequence
+from paceline.records import (
+    Advance,
+    DraftSource,
+    LawEncoding,
+    ModelIdentity,
+    Opened,
+    Proposal,
+    ReplicaLoad,
+    SessionSpec,
+)
+from paceline.tier import check_token_ids, open_sequence
+
+
+class ModelDrafter:
+    """A model that drafts for all its sessions, batched by its engine."""
+
+    def __init__(self, name: str, engine: Engine, identity: ModelIdentity) -> None:
+        self.source = DraftSource(name, identity)
+        self.engine = engine
+        self.identity = identity
+
+    async def open(self, spec: SessionSpec) -> ModelDraftSession:
+        """Opens a session and starts on its prompt.
+
+        One longer than the draft's own context is taken too: its proposals are empty.
+        """
+        check_token_ids(spec, self.identity)
+        return ModelDraftSession(self, spec, await open_sequence(self.engine, spec))
+
+    def load(self) -> ReplicaLoad:
+        """The engine's load."""
+        return self.engine.load
+
+    def stop(self) -> None:
+        """Ends the engine."""
+        self.engine.stop()
+
+
+class ModelDraftSession:
+    """One session: a sequence that runs ahead of what is committed, and is called back."""
+
+    def __init__(self, drafter: ModelDrafter, spec: SessionSpec, sequence: Sequence) -> None:
+        self._engine = drafter.engine
+        self._identity = drafter.identity
+        self._spec = spec
+        self._sequence = sequence
+        self._draws = Draws(spec.seed)
+        self._committed = CommittedLength(len(spec.token_ids))
+        self.opened = Opened(
+            sequence.num_cached,
+            drafter.identity.max_length,
+            drafter.engine.options.max_draft_tokens,
+            drafter.source.name,
+        )
+        if len(spec.token_ids) < drafter.identity.max_length:
+            self._engine.submit(sequence, self._prefill())
+
+    def advance(self, advance: Advance) -> Future[Proposal]:
+        """Takes in what was committed and drafts; see `DraftSession.advance`."""
+        before = self._committed.advance(advance, self._identity.vocabulary_size)
+        job = self._draft(before, advance, time.perf_counter())
+        return self._engine.submit(self._sequence, job)
+
+    def close(self) -> None:
+        """Frees the sequence."""
+        self._engine.close(self._sequence)
+
+    def _prefill(self) -> Job[None]:
+        """Runs all but the last token, which the first draft step runs."""
+        yield Extend(len(self._sequence) - 1, 0, self._spec.sampling)
+
+    def _draft(self, before: int, advance: Advance, started_at: float) -> Job[Proposal]:
+        """Catches up with what was committed, then draws token by token.
+
+        Catching up is the same step as drafting: after a block accepted in full its last token was
+        never run, after a partial one the rest is truncated; both are only a lower cached length.
+        """
+        sequence = self._sequence
+        sequence.replace_tail(before, advance.new_token_ids)
+        sequence.commit()
+        base_length = len(sequence)
+        room = self._identity.max_length - base_length
+        num_tokens = min(advance.num_draft_tokens, self._engine.options.max_draft_tokens, room)
+        if num_tokens < 1:
+            if room > 0:  # past the draft's own context there is nothing to keep warm
+                yield Extend(base_length - 1, 0, self._spec.sampling)
+            return Proposal(advance.round, base_length)
+        laws: list[IntegerLaw] = []
+        # To the end of the block even after a stop token: the time a proposal takes must not tell
+        # what was drawn, or dropping a late one would bias the output.
+        for position in range(num_tokens):
+            extended = yield Extend(len(sequence), 1, self._spec.sampling)
+            law = truncate(extended.laws[0])
+            bits = self._draws.bits(base_length, position, Role.DRAFT)
+            sequence.append([law.draw(bits)])
+            laws.append(law)
+        drawn = sequence.token_ids[base_length:]
+        length = chain_length(drawn, self._spec.sampling.stop_token_ids)
+        is_greedy = self._spec.sampling.is_greedy
+        return Proposal(
+            round=advance.round,
+            base_length=base_length,
+            token_ids=tuple(drawn[:length]),
+            encoding=LawEncoding.POINT_MASS if is_greedy else LawEncoding.SPARSE,
+            law=b"" if is_greedy else encode_sparse(laws[:length]),
+            draft_s=time.perf_counter() - started_at,
+        )

@@ -1,0 +1,173 @@
+"""DraftService on the wire: messages to records, records to messages.
+
+The reader of a stream always runs, so that a newer Advance supersedes the drafting of an older one
+and the end of the stream is noticed while a block is drafted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+
+from draft_service.config import DraftConfig
+from draft_service.drafters import Drafter, DraftSession
+from draft_service.sources import load_drafters
+from paceline import wire
+from paceline.errors import Aborted, InvalidArgument, NotFound, Unimplemented
+from paceline.pairing import check_pair
+from paceline.records import Proposal, ReplicaLoad
+from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.tier import Sessions, next_message, watch_load
+from paceline.v1 import draft_pb2
+
+Requests = AsyncIterator[draft_pb2.DraftRequest]
+# What a session's stream has to write: a proposal, its failure, or None at its end.
+Outbox = asyncio.Queue[Proposal | BaseException | None]
+
+
+class DraftService:
+    """The sources of one replica, served."""
+
+    name = "paceline.v1.DraftService"
+
+    def __init__(self, config: DraftConfig) -> None:
+        self._config = config
+        self._sessions = Sessions(config.max_sessions)
+        self._drafters: dict[str, Drafter] = {}
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Every RPC of draft.proto."""
+        return (
+            Endpoint("Draft", Shape.BIDI, draft_pb2.DraftRequest, self.draft),
+            Endpoint(
+                "DescribeModel",
+                Shape.UNARY,
+                draft_pb2.DraftServiceDescribeModelRequest,
+                self.describe_model,
+            ),
+            Endpoint(
+                "WatchLoad",
+                Shape.SERVER_STREAM,
+                draft_pb2.DraftServiceWatchLoadRequest,
+                self.watch_load,
+            ),
+        )
+
+    async def start(self) -> None:
+        """Loads the sources and warms them up."""
+        self._drafters = await asyncio.to_thread(load_drafters, self._config)
+
+    async def drain(self) -> None:
+        """Waits until the last session has gone."""
+        await self._sessions.drain()
+
+    async def stop(self) -> None:
+        """Ends the sources."""
+        for drafter in self._drafters.values():
+            await asyncio.to_thread(drafter.stop)
+
+    async def draft(
+        self, requests: Requests, context: Context
+    ) -> AsyncIterator[draft_pb2.DraftResponse]:
+        """Runs one session; see draft.proto."""
+        first = await next_message(requests, self._config.idle_timeout_s)
+        if first is None:
+            return
+        if not first.HasField("open"):
+            raise InvalidArgument("open", "must be the first message of a session")
+        self._sessions.enter()
+        try:
+            session = await self._open(first.open)
+            outbox: Outbox = asyncio.Queue()
+            reader = asyncio.create_task(self._read(requests, session, outbox))
+            try:
+                yield draft_pb2.DraftResponse(opened=wire.encode_draft_opened(session.opened))
+                while (item := await outbox.get()) is not None:
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield draft_pb2.DraftResponse(proposal=wire.encode_proposal(item))
+            finally:
+                reader.cancel()
+                session.close()
+        finally:
+            self._sessions.leave()
+
+    async def describe_model(
+        self, request: draft_pb2.DraftServiceDescribeModelRequest, context: Context
+    ) -> draft_pb2.DraftServiceDescribeModelResponse:
+        """Lists the sources."""
+        return draft_pb2.DraftServiceDescribeModelResponse(
+            sources=[wire.encode_source(d.source) for d in self._drafters.values()],
+            max_draft_tokens=self._config.max_draft_tokens,
+        )
+
+    async def watch_load(
+        self, request: draft_pb2.DraftServiceWatchLoadRequest, context: Context
+    ) -> AsyncIterator[draft_pb2.DraftServiceWatchLoadResponse]:
+        """Streams load reports."""
+        async for load in watch_load(request.period_ms, self._load):
+            yield draft_pb2.DraftServiceWatchLoadResponse(load=load)
+
+    async def _open(self, message: draft_pb2.DraftOpen) -> DraftSession:
+        name = message.source or next(iter(self._drafters))
+        drafter = self._drafters.get(name)
+        if drafter is None:
+            known = ", ".join(self._drafters)
+            raise NotFound(
+                f"draft source {name!r} is not served here; these are: {known}",
+                reason="SOURCE_NOT_FOUND",
+            )
+        check_pair(drafter.source.model, wire.decode_identity(message.target))
+        return await drafter.open(wire.decode_session(message.session))
+
+    async def _read(self, requests: Requests, session: DraftSession, outbox: Outbox) -> None:
+        """Hands every message of a stream to its session; what fails ends the stream.
+
+        What was asked for before the half-close of the stream is still answered.
+        """
+        loop = asyncio.get_running_loop()
+        last: Future[Proposal] | None = None
+        try:
+            while (
+                request := await next_message(requests, self._config.idle_timeout_s)
+            ) is not None:
+                if not request.HasField("advance"):
+                    raise InvalidArgument("advance", "must be set after the first message")
+                if request.advance.HasField("lookahead"):
+                    raise Unimplemented("advance.lookahead: outcome tables are not served")
+                advance = wire.decode_advance(request.advance)
+                future = session.advance(advance)
+                is_answered = advance.num_draft_tokens > 0
+
+                def deliver(done: Future[Proposal], is_answered: bool = is_answered) -> None:
+                    loop.call_soon_threadsafe(_deliver, done, is_answered, outbox)
+
+                future.add_done_callback(deliver)
+                last = future if is_answered else None
+            if last is not None:
+                await asyncio.wait([asyncio.wrap_future(last)])
+            outbox.put_nowait(None)
+        except Exception as error:
+            outbox.put_nowait(error)
+
+    def _load(self) -> ReplicaLoad:
+        loads = [drafter.load() for drafter in self._drafters.values()]
+        return self._sessions.stamp(
+            ReplicaLoad(
+                num_queued=sum(load.num_queued for load in loads),
+                num_rows=sum(load.num_rows for load in loads),
+                num_held_blocks=sum(load.num_held_blocks for load in loads),
+                num_free_blocks=sum(load.num_free_blocks for load in loads),
+            )
+        )
+
+
+def _deliver(done: Future[Proposal], is_answered: bool, outbox: Outbox) -> None:
+    """Puts what became of an advance into the outbox; a superseded one has no answer."""
+    error = done.exception()
+    if error is None:
+        if is_answered:
+            outbox.put_nowait(done.result())
+    elif not (isinstance(error, Aborted) and error.reason == "SUPERSEDED"):
+        outbox.put_nowait(error)

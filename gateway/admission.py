@@ -1,0 +1,49 @@
+"""How many generations run, and whether more may: the only count that drain waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from paceline.errors import Exhausted
+
+
+class Admission:
+    """Lets a limited number of generations in."""
+
+    def __init__(self, max_generations: int) -> None:
+        self._max_generations = max_generations
+        self._num_running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_running(self) -> int:
+        """Generations that run now."""
+        return self._num_running
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Counts one generation for as long as the block runs.
+
+        Raises:
+            Exhausted: as many as allowed are running.
+        """
+        if self._num_running >= self._max_generations:
+            raise Exhausted(
+                f"{self._num_running} generations are running, as many as this gateway takes",
+                reason="TOO_MANY_GENERATIONS",
+            )
+        self._num_running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            if self._num_running == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Returns once nothing runs."""
+        await self._idle.wait()

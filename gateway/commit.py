@@ -1,0 +1,115 @@
+"""Commits a verdict: trims ids, origins, text and count together, and knows when to stop.
+
+The only place that cuts a generation. Stop is judged before length. It knows no streams, no tiers
+and no tokenizer, only a function that decodes ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.stop_strings import StopStrings
+from gateway.text import TextDecoder
+from paceline.errors import Aborted, InvalidArgument
+from paceline.records import FinishReason, Proposal, TokenOrigin, Verdict, VerdictKind
+
+_ORIGINS = {
+    VerdictKind.RECOVERED: TokenOrigin.RECOVERED,
+    VerdictKind.BONUS: TokenOrigin.BONUS,
+    VerdictKind.PLAIN: TokenOrigin.PLAIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What ends a generation."""
+
+    max_tokens: int
+    """Output tokens, counted from the end of the prompt."""
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one round added for good."""
+
+    token_ids: tuple[int, ...]
+    """The stop token or the token that completes a stop string is the last one."""
+    origins: tuple[TokenOrigin, ...]
+    text: str
+    """The next piece; ids may run ahead of text that is held back."""
+    finish_reason: FinishReason | None = None
+
+
+class Committer:
+    """Owns the committed output of one generation."""
+
+    def __init__(self, ending: Ending, decode: Callable[[Sequence[int]], str]) -> None:
+        self._ending = ending
+        self._decoder = TextDecoder(decode)
+        self._stops = StopStrings(ending.stop_strings, include_stop=ending.include_stop)
+        self.num_tokens = 0
+        """Output tokens so far, those of an earlier attempt included."""
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Takes in the output of an earlier attempt, whose text is already out.
+
+        Raises:
+            InvalidArgument: that output had already ended.
+        """
+        _, _, finish_reason = self._take(token_ids)
+        if finish_reason is not None:
+            raise InvalidArgument(
+                "committed_token_ids", f"had already ended with {finish_reason.name}"
+            )
+
+    def commit(self, proposal: Proposal, verdict: Verdict) -> Committed:
+        """Adds what a verdict accepted, up to and including what ends the generation.
+
+        Raises:
+            Aborted: the verdict does not answer the proposal.
+        """
+        _check(proposal, verdict)
+        num_accepted = verdict.num_accepted
+        token_ids = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
+        origins = (TokenOrigin.DRAFT,) * num_accepted + (_ORIGINS[verdict.kind],)
+        num_taken, text, finish_reason = self._take(token_ids)
+        return Committed(token_ids[:num_taken], origins[:num_taken], text, finish_reason)
+
+    def _take(self, token_ids: Sequence[int]) -> tuple[int, str, FinishReason | None]:
+        """Number of ids taken, their text, and why the generation ends with them."""
+        text = ""
+        for num_taken, token_id in enumerate(token_ids, start=1):
+            self.num_tokens += 1
+            if token_id in self._ending.stop_token_ids:
+                return num_taken, text + self._flush(), FinishReason.STOP
+            piece, is_stopped = self._stops.feed(self._decoder.feed((token_id,)))
+            text += piece
+            if is_stopped:
+                return num_taken, text, FinishReason.STOP
+            if self.num_tokens == self._ending.max_tokens:
+                return num_taken, text + self._flush(), FinishReason.LENGTH
+        return len(token_ids), text, None
+
+    def _flush(self) -> str:
+        return self._stops.feed(self._decoder.flush())[0] + self._stops.flush()
+
+
+def _check(proposal: Proposal, verdict: Verdict) -> None:
+    """Refuses a verdict that cannot be the answer to this proposal."""
+    num_draft_tokens = len(proposal.token_ids)
+    committed_length = proposal.base_length + verdict.num_accepted + 1
+    if (
+        verdict.round != proposal.round
+        or not 0 <= verdict.num_accepted <= num_draft_tokens
+        or verdict.committed_length != committed_length
+    ):
+        raise Aborted(
+            f"round {proposal.round} with {num_draft_tokens} draft tokens on {proposal.base_length}"
+            f" was answered for round {verdict.round} with {verdict.num_accepted} accepted and a"
+            f" committed length of {verdict.committed_length}",
+            reason="PROTOCOL_ERROR",
+        )

@@ -1,0 +1,53 @@
+"""Settings of the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from paceline.serving.config import ServerConfig
+
+
+class GatewayConfig(ServerConfig):
+    """Settings of the gateway, on top of those of every server."""
+
+    section: ClassVar[str] = "gateway"
+
+    verify: tuple[str, ...] = Field(
+        min_length=1,
+        description="verify replicas, host:port each; every address of a DNS name is one replica",
+    )
+    draft: tuple[str, ...] = Field(
+        (), description="draft replicas, host:port each; none for plain decoding"
+    )
+    default_rule: Literal["rejection-block", "rejection-token"] = Field(
+        "rejection-block", description="verification rule of requests that name none"
+    )
+    draft_length: str = Field(
+        "window",
+        pattern=r"^(window|fixed:\d{1,3})$",
+        description="length of proposals: window adapts it, fixed:N pins it",
+    )
+    max_draft_tokens: int = Field(
+        10, ge=0, le=64, description="longest proposal, in tokens, unless a request pins it"
+    )
+    draft_stall_s: float = Field(
+        5.0, gt=0, allow_inf_nan=False, description="seconds after which a silent draft is dropped"
+    )
+    verify_stall_s: float = Field(
+        60.0, gt=0, allow_inf_nan=False, description="seconds after which a silent target is left"
+    )
+    reopen_patience_s: float = Field(
+        30.0, ge=0, allow_inf_nan=False, description="seconds spent on finding another target"
+    )
+    resolve_period_s: float = Field(
+        2.0, gt=0, allow_inf_nan=False, description="seconds between two look-ups of a DNS name"
+    )
+    max_generations: int = Field(
+        256, ge=1, description="generations that may run at once; more are refused"
+    )
+    tokenizer_cache_dir: Path = Field(
+        Path("~/.cache/paceline/tokenizers"), description="directory of fetched tokenizers"
+    )

@@ -1,0 +1,92 @@
+"""Which target serves a request, and which draft source fits it.
+
+Ids must mean the same on both sides, else a proposal would be verified as other text than was
+drafted. It opens no streams.
+"""
+
+from __future__ import annotations
+
+from gateway.replicas import Replicas
+from gateway.tiers import Sources, Target
+from paceline.errors import FailedPrecondition, NotFound, Unavailable
+from paceline.records import DraftSource, ModelIdentity
+
+NO_DRAFT = "none"
+
+
+def choose_target(replicas: Replicas[Target], model: str) -> Target:
+    """The target that a request names; without a name the first.
+
+    Raises:
+        NotFound: no replica serves the name.
+        Unavailable: no replica is ready.
+    """
+    ready = [target for _, target in replicas.ready()]
+    for target in ready:
+        if model in ("", target.model.name):
+            return target
+    known = {replica.description.model.name for replica in replicas.all() if replica.description}
+    if ready and model not in known:
+        raise NotFound(f"model {model!r} is not served here; served are {sorted(known)}")
+    raise Unavailable("no target is ready", reason="NO_TARGET")
+
+
+def check_source(replicas: Replicas[Sources], name: str, target: ModelIdentity) -> None:
+    """Makes sure that the draft source of a request can be had, now or when a replica comes.
+
+    Raises:
+        NotFound: no replica serves the name.
+        FailedPrecondition: the source is served, and not for this target; both are printed.
+    """
+    if name == NO_DRAFT or not replicas.targets:
+        if name not in ("", NO_DRAFT):
+            raise NotFound(f"draft source {name!r}: there is no draft tier", reason=_NOT_FOUND)
+        return
+    ready = [sources for _, sources in replicas.ready()]
+    named = [source for sources in ready if (source := find_source(sources, name)) is not None]
+    if not ready or any(fits(source, target) for source in named):
+        return  # without a ready replica the generation starts plain, and gets a draft later
+    if not named:
+        known = sorted({source.name for sources in ready for source in sources.sources})
+        raise NotFound(
+            f"draft source {name!r} is not served here; served are {known}", reason=_NOT_FOUND
+        )
+    raise mismatch(named[0], target)
+
+
+def find_source(sources: Sources, name: str) -> DraftSource | None:
+    """The source of that name; without a name the default."""
+    for source in sources.sources:
+        if name in ("", source.name):
+            return source
+    return None
+
+
+def fits(source: DraftSource, target: ModelIdentity) -> bool:
+    """Whether ids mean the same to both; a source without a model fits every target."""
+    return source.model is None or _meaning(source.model) == _meaning(target)
+
+
+def mismatch(source: DraftSource, target: ModelIdentity) -> FailedPrecondition:
+    """The refusal of a pair, with both sides."""
+    assert source.model is not None, "a source without a model fits every target"
+    return FailedPrecondition(
+        f"draft source {source.name!r} does not fit: draft {_print(source.model)}, "
+        f"target {_print(target)}"
+    )
+
+
+_NOT_FOUND = "DRAFT_SOURCE_NOT_FOUND"
+
+
+def _meaning(model: ModelIdentity) -> tuple[str, int, tuple[int, ...]]:
+    eos_token_ids = tuple(sorted(set(model.eos_token_ids)))
+    return model.tokenizer_fingerprint, model.vocabulary_size, eos_token_ids
+
+
+def _print(model: ModelIdentity) -> str:
+    fingerprint, vocabulary_size, eos_token_ids = _meaning(model)
+    return (
+        f"{model.name!r} (tokenizer {fingerprint}, vocabulary of {vocabulary_size}, "
+        f"end-of-sequence ids {list(eos_token_ids)})"
+    )

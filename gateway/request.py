@@ -1,0 +1,238 @@
+"""A client's request as one frozen record, checked against the target that will serve it.
+
+Everything that needs the model to be judged is judged here: ids, lengths, budgets, rules. Sampling
+parameters are `wire.py`'s. It opens nothing and draws only the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.commit import Ending
+from gateway.tiers import Target
+from paceline import wire
+from paceline.errors import InvalidArgument
+from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
+from paceline.v1 import gateway_pb2
+
+MAX_STOP_STRINGS = 16
+# Tokenizing holds the event loop; above this length a thread does it.
+_LONG_TEXT_CHARACTERS = 10_000
+_UNSUPPORTED = "UNSUPPORTED_PARAMETER"
+_SEED = "seed needs the coupled rule, which is not supported by this build"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What one call asks for, resolved."""
+
+    spec: SessionSpec
+    """The session that both tiers open; its ids are prompt and what is already committed."""
+    ending: Ending
+    draft_source: str
+    num_draft_tokens: int | None
+    """Length that every proposal is pinned to."""
+    max_draft_tokens: int | None
+    """Upper bound of an adapted length."""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The ids of the prompt."""
+        return self.spec.token_ids[: self.spec.prompt_length]
+
+    @property
+    def committed_token_ids(self) -> tuple[int, ...]:
+        """Output of an earlier attempt."""
+        return self.spec.token_ids[self.spec.prompt_length :]
+
+    @property
+    def last_length(self) -> int:
+        """Tokens, prompt and output, that the generation may reach."""
+        return self.spec.prompt_length + self.ending.max_tokens
+
+
+async def read_generation(
+    request: gateway_pb2.GenerateRequest, target: Target, default_rule: VerificationRule
+) -> Generation:
+    """The record of a request.
+
+    Raises:
+        InvalidArgument: a field is malformed, unsupported or out of range; its limit is named.
+    """
+    _check_unsupported(request)
+    prompt = await read_prompt(request.prompt, target)
+    committed = _read_committed(request, target.model)
+    spec = SessionSpec(
+        token_ids=prompt + committed,
+        prompt_length=len(prompt),
+        sampling=_read_sampling(request, target.model),
+        rule=_read_rule(request, target, default_rule),
+        seed=secrets.randbits(64),
+        cache_domain=request.cache_domain,
+        arrival_time_s=time.time(),
+        request_id=request.request_id or secrets.token_hex(8),
+    )
+    ending = Ending(
+        max_tokens=_read_max_tokens(request, len(prompt), len(committed), target.model.max_length),
+        stop_token_ids=frozenset(spec.sampling.stop_token_ids),
+        stop_strings=_read_stop_strings(request.stop_strings),
+        include_stop=request.include_stop,
+    )
+    speculation = request.speculation
+    return Generation(
+        spec,
+        ending,
+        speculation.draft_source,
+        _read_count(speculation, "draft_token_count"),
+        _read_count(speculation, "max_draft_token_count"),
+    )
+
+
+async def read_prompt(prompt: gateway_pb2.Prompt, target: Target) -> tuple[int, ...]:
+    """The ids of a prompt in any of its forms, at least one.
+
+    Raises:
+        InvalidArgument: there is none, or it cannot be tokenized, or it holds unknown ids.
+    """
+    tokenizer = target.tokenizer
+    match prompt.WhichOneof("form"):
+        case "text":
+            field, empty = "text", "is empty, and the tokenizer begins no text by itself"
+            if len(prompt.text) > _LONG_TEXT_CHARACTERS:
+                token_ids = await asyncio.to_thread(tokenizer.encode, prompt.text)
+            else:
+                token_ids = tokenizer.encode(prompt.text)
+        case "chat":
+            field, empty = "chat", "is empty as the chat template renders it"
+            messages = [(message.role, message.content) for message in prompt.chat.messages]
+            if sum(len(content) for _, content in messages) > _LONG_TEXT_CHARACTERS:
+                token_ids = await asyncio.to_thread(tokenizer.encode_chat, messages)
+            else:
+                token_ids = tokenizer.encode_chat(messages)
+        case "token_ids":
+            field, empty = "token_ids", "must hold at least one id"
+            token_ids = tuple(prompt.token_ids.token_ids)
+            check_ids(token_ids, target.model, field="prompt.token_ids")
+        case _:
+            raise InvalidArgument("prompt", "must be set")
+    if not token_ids:
+        raise InvalidArgument(f"prompt.{field}", empty, reason="EMPTY_PROMPT")
+    return token_ids
+
+
+def check_ids(token_ids: Sequence[int], model: ModelIdentity, *, field: str) -> None:
+    """Refuses ids outside the vocabulary.
+
+    Raises:
+        InvalidArgument: one of them is.
+    """
+    if max(token_ids, default=0) < model.vocabulary_size:
+        return
+    index = next(i for i, t in enumerate(token_ids) if t >= model.vocabulary_size)
+    raise InvalidArgument(
+        f"{field}[{index}]",
+        f"must be under the vocabulary size of {model.vocabulary_size}, got {token_ids[index]}",
+    )
+
+
+def _check_unsupported(request: gateway_pb2.GenerateRequest) -> None:
+    if request.HasField("seed"):
+        raise InvalidArgument("seed", _SEED, reason=_UNSUPPORTED)
+    if request.HasField("sample_count") and request.sample_count != 1:
+        if request.sample_count < 1:
+            raise InvalidArgument("sample_count", f"must be at least 1, got {request.sample_count}")
+        raise InvalidArgument(
+            "sample_count", "more than 1 is not supported by this build", reason=_UNSUPPORTED
+        )
+
+
+def _read_committed(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> tuple[int, ...]:
+    committed = tuple(request.committed_token_ids)
+    if committed and request.prompt.WhichOneof("form") != "token_ids":
+        raise InvalidArgument("committed_token_ids", "needs a prompt of token_ids")
+    check_ids(committed, model, field="committed_token_ids")
+    return committed
+
+
+def _read_sampling(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> SamplingParams:
+    sampling = wire.decode_sampling(request.sampling)
+    check_ids(sampling.stop_token_ids, model, field="sampling.stop_token_ids")
+    if request.sampling.ignore_eos:
+        return sampling
+    # One list from here on: the client's own and the model's.
+    stops = dict.fromkeys(sampling.stop_token_ids + model.eos_token_ids)
+    return replace(sampling, stop_token_ids=tuple(stops))
+
+
+def _read_rule(
+    request: gateway_pb2.GenerateRequest, target: Target, default: VerificationRule
+) -> VerificationRule:
+    value = request.speculation.rule
+    rule = wire.decode_rule(value, field="speculation.rule") if value else default
+    if rule is VerificationRule.COUPLED or rule not in target.rules:
+        raise InvalidArgument(
+            "speculation.rule",
+            f"{rule.name} is not supported; supported are "
+            f"{sorted(r.name for r in target.rules if r is not VerificationRule.COUPLED)}",
+            reason=_UNSUPPORTED,
+        )
+    return rule
+
+
+def _read_max_tokens(
+    request: gateway_pb2.GenerateRequest, num_prompt: int, num_committed: int, max_length: int
+) -> int:
+    room = max_length - num_prompt
+    requested = request.max_tokens if request.HasField("max_tokens") else room
+    metadata = {
+        "max_length": str(max_length),
+        "prompt_length": str(num_prompt),
+        "max_tokens": str(requested),
+    }
+    if room < 1:
+        raise InvalidArgument(
+            "prompt",
+            f"has {num_prompt} tokens, which leaves no room for output: the longest sequence, "
+            f"prompt and output together, is {max_length}",
+            reason="PROMPT_TOO_LONG",
+            metadata=metadata,
+        )
+    if requested < 1:
+        raise InvalidArgument("max_tokens", f"must be at least 1, got {requested}")
+    if requested > room:
+        raise InvalidArgument(
+            "max_tokens",
+            f"asks for {requested} tokens after a prompt of {num_prompt}: the longest sequence, "
+            f"prompt and output together, is {max_length}",
+            reason="MAX_TOKENS_TOO_LARGE",
+            metadata=metadata,
+        )
+    if num_committed >= requested:
+        raise InvalidArgument(
+            "committed_token_ids", f"holds {num_committed} tokens, all of max_tokens = {requested}"
+        )
+    return requested
+
+
+def _read_stop_strings(stop_strings: Sequence[str]) -> tuple[str, ...]:
+    if len(stop_strings) > MAX_STOP_STRINGS:
+        raise InvalidArgument(
+            "stop_strings", f"must hold at most {MAX_STOP_STRINGS}, got {len(stop_strings)}"
+        )
+    for index, stop in enumerate(stop_strings):
+        if not stop:
+            raise InvalidArgument(f"stop_strings[{index}]", "must not be empty")
+    return tuple(stop_strings)
+
+
+def _read_count(speculation: gateway_pb2.SpeculationParams, name: str) -> int | None:
+    if not speculation.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+        return None
+    count = int(getattr(speculation, name))
+    if count < 0:
+        raise InvalidArgument(f"speculation.{name}", f"must be at least 0, got {count}")
+    return count

@@ -1,0 +1,106 @@
+"""The loop: draft, verify, commit, until something ends the generation.
+
+It sees records only: no messages, no streams, no logits, and no law inside a proposal. Who drafts
+and who verifies are two protocols, so that the loop can be run without either tier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.commit import Committed, Committer
+from gateway.draft_length import DraftLengthPolicy
+from gateway.stats import SpeculationStats
+from paceline.records import Advance, Proposal, Verdict
+
+
+class Verifier(Protocol):
+    """The verify tier as one session of it looks from here."""
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """Longest proposal that it takes."""
+
+    async def verify(self, proposal: Proposal) -> Verdict:
+        """The verdict on a proposal; an empty one decodes one token.
+
+        Raises:
+            PacelineError: the session is lost and could not be reopened.
+        """
+
+
+class Drafter(Protocol):
+    """The draft tier as one session of it looks from here."""
+
+    async def propose(self, advance: Advance) -> Proposal:
+        """A proposal of at most `advance.num_draft_tokens` that continues what is committed.
+
+        A draft that is absent, lost or late gives an empty one. How long it is waited for never
+        depends on a drafted value.
+
+        Raises:
+            PacelineError: the pair of models does not fit, so that no draft will ever come.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both tiers of one generation."""
+
+    verifier: Verifier
+    drafter: Drafter
+
+
+async def run_rounds(
+    pair: Pair,
+    committer: Committer,
+    policy: DraftLengthPolicy,
+    stats: SpeculationStats,
+    *,
+    base_length: int,
+    last_length: int,
+) -> AsyncGenerator[Committed, None]:
+    """Runs rounds and yields what each one committed, the last with its finish reason.
+
+    Args:
+        pair: Who verifies and who drafts.
+        committer: Owner of the committed output.
+        policy: Decides how long the proposals are.
+        stats: Counts the rounds.
+        base_length: Tokens, prompt and committed, before the first round.
+        last_length: Tokens, prompt and output, that the generation may reach.
+
+    Raises:
+        PacelineError: the target is lost, or it broke the protocol.
+    """
+    # The first proposal is empty and leaves with the opening of the session: the first token never
+    # waits for the draft.
+    proposal = Proposal(1, base_length)
+    started_s = time.perf_counter()
+    while True:
+        verdict = await pair.verifier.verify(proposal)
+        committed = committer.commit(proposal, verdict)
+        stats.observe(proposal, verdict, time.perf_counter() - started_s)
+        if proposal.token_ids:
+            policy.observe(len(proposal.token_ids), verdict.num_accepted)
+        yield committed
+        if committed.finish_reason is not None:
+            return
+        started_s = time.perf_counter()
+        num_draft_tokens = min(
+            policy.num_draft_tokens,
+            pair.verifier.max_draft_tokens,
+            # A verdict always adds one token of its own, so the last place is never drafted for.
+            last_length - verdict.committed_length - 1,
+        )
+        proposal = await pair.drafter.propose(
+            Advance(
+                proposal.round + 1,
+                verdict.committed_length,
+                committed.token_ids,
+                num_draft_tokens,
+            )
+        )

@@ -1,0 +1,130 @@
+"""The gateway's RPCs: thin, one method each. What they do is in the files that they call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import structlog
+
+from gateway import events
+from gateway.admission import Admission
+from gateway.config import GatewayConfig
+from gateway.generation import Call, run_generation
+from gateway.pairing import check_source, choose_target
+from gateway.replicas import Replicas
+from gateway.request import check_ids, read_generation, read_prompt
+from gateway.tiers import Tiers, draft_tier, verify_tier
+from gateway.tokenizers import Tokenizers
+from paceline.records import VerificationRule
+from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.v1 import gateway_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+class GatewayService:
+    """`paceline.v1.GatewayService`."""
+
+    name = "paceline.v1.GatewayService"
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._default_rule = VerificationRule[config.default_rule.upper().replace("-", "_")]
+        self._admission = Admission(config.max_generations)
+        period_s = config.resolve_period_s
+        tokenizers = Tokenizers(config.tokenizer_cache_dir)
+        self._tiers = Tiers(
+            Replicas(config.verify, verify_tier(tokenizers), resolve_period_s=period_s),
+            Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
+        )
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Every RPC."""
+        return (
+            Endpoint("Generate", Shape.SERVER_STREAM, gateway_pb2.GenerateRequest, self.generate),
+            Endpoint("Complete", Shape.UNARY, gateway_pb2.CompleteRequest, self.complete),
+            Endpoint("ListModels", Shape.UNARY, gateway_pb2.ListModelsRequest, self.list_models),
+            Endpoint("Tokenize", Shape.UNARY, gateway_pb2.TokenizeRequest, self.tokenize),
+            Endpoint("Detokenize", Shape.UNARY, gateway_pb2.DetokenizeRequest, self.detokenize),
+        )
+
+    async def start(self) -> None:
+        """Finds the replicas; returns once a target is ready and every draft was asked once."""
+        await self._tiers.targets.start()
+        await self._tiers.sources.start()
+        _log.info("waiting_for_target", addresses=list(self._config.verify))
+        await self._tiers.targets.wait_ready()
+        await self._tiers.sources.wait_tried()
+
+    async def drain(self) -> None:
+        """Returns once no generation runs."""
+        await self._admission.wait_idle()
+
+    async def stop(self) -> None:
+        """Lets go of the replicas."""
+        await self._tiers.targets.stop()
+        await self._tiers.sources.stop()
+
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
+        """Streams one generation."""
+        arrived_s = time.perf_counter()
+        with self._admission.enter():
+            target = choose_target(self._tiers.targets, request.model)
+            generation = await read_generation(request, target, self._default_rule)
+            check_source(self._tiers.sources, generation.draft_source, target.model)
+            call = Call(arrived_s, _deadline_s(context))
+            run = run_generation(generation, target, self._tiers, self._config, call)
+            async with aclosing(run):
+                async for event in run:
+                    yield event
+
+    async def complete(
+        self, request: gateway_pb2.CompleteRequest, context: Context
+    ) -> gateway_pb2.CompleteResponse:
+        """Answers one generation as a whole."""
+        answer = gateway_pb2.CompleteResponse()
+        texts: list[str] = []
+        async with aclosing(self.generate(request.generation, context)) as run:
+            async for event in run:
+                match event.WhichOneof("event"):
+                    case "started":
+                        answer.started.CopyFrom(event.started)
+                    case "tokens":
+                        answer.token_ids.extend(event.tokens.token_ids)
+                        answer.origins.extend(event.tokens.origins)
+                        texts.append(event.tokens.text)
+                    case "finished":
+                        answer.finished.CopyFrom(event.finished)
+        answer.text = "".join(texts)
+        return answer
+
+    async def list_models(
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        """Lists models and replicas."""
+        return events.models(self._tiers)
+
+    async def tokenize(
+        self, request: gateway_pb2.TokenizeRequest, context: Context
+    ) -> gateway_pb2.TokenizeResponse:
+        """Gives the ids of a prompt."""
+        target = choose_target(self._tiers.targets, request.model)
+        return gateway_pb2.TokenizeResponse(token_ids=await read_prompt(request.prompt, target))
+
+    async def detokenize(
+        self, request: gateway_pb2.DetokenizeRequest, context: Context
+    ) -> gateway_pb2.DetokenizeResponse:
+        """Gives the text of ids."""
+        target = choose_target(self._tiers.targets, request.model)
+        check_ids(request.token_ids, target.model, field="token_ids")
+        return gateway_pb2.DetokenizeResponse(text=target.tokenizer.decode(request.token_ids))
+
+
+def _deadline_s(context: Context) -> float | None:
+    remaining_s = context.time_remaining()
+    return None if remaining_s is None else asyncio.get_running_loop().time() + remaining_s

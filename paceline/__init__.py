@@ -1,0 +1,1 @@
+"""What the three services share. It never imports one of them."""

@@ -1,0 +1,1 @@
+"""The command `paceline`: starts the services on this machine and talks to a running gateway."""

@@ -1,0 +1,161 @@
+"""The gateway as the commands see it: connect, build a request, run one generation.
+
+Knows the messages of gateway.proto and nothing of the two tiers behind it. Failures stay gRPC's
+`AioRpcError`; `terminal.py` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from paceline.serving.channels import open_channel
+from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
+from paceline.wire import seconds
+
+# In quotes: the class exists for type checkers only.
+Stub: TypeAlias = "gateway_pb2_grpc.GatewayServiceAsyncStub"
+OnTokens = Callable[[gateway_pb2.Tokens], Awaitable[None]]
+
+RULES = {
+    "": speculation_pb2.VERIFICATION_RULE_UNSPECIFIED,
+    "rejection-block": speculation_pb2.VERIFICATION_RULE_REJECTION_BLOCK,
+    "rejection-token": speculation_pb2.VERIFICATION_RULE_REJECTION_TOKEN,
+    "coupled": speculation_pb2.VERIFICATION_RULE_COUPLED,
+}
+RULE_NAMES = tuple(filter(None, RULES))
+
+
+@asynccontextmanager
+async def connect(address: str) -> AsyncIterator[Stub]:
+    """A stub for the gateway at HOST:PORT; its channel closes at the end of the block."""
+    async with open_channel(address) as channel:
+        yield gateway_pb2_grpc.GatewayServiceStub(channel)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What a client may ask of one generation; None leaves the choice to the gateway."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    rule: str = ""
+    """A key of RULES; empty leaves it to the gateway."""
+    draft: str = ""
+    """Name of the draft source, or `none`."""
+    num_draft_tokens: int | None = None
+    """Length of every proposal, 0 for plain decoding; None adapts it."""
+    ignore_eos: bool = False
+
+    def request(self, prompt: gateway_pb2.Prompt) -> gateway_pb2.GenerateRequest:
+        """The message for one prompt."""
+        return gateway_pb2.GenerateRequest(
+            prompt=prompt,
+            sampling=speculation_pb2.SamplingParams(
+                temperature=self.temperature,
+                top_p=self.top_p,
+                top_k=self.top_k,
+                ignore_eos=self.ignore_eos,
+            ),
+            max_tokens=self.max_tokens,
+            stop_strings=self.stop,
+            seed=self.seed,
+            speculation=gateway_pb2.SpeculationParams(
+                draft_source=self.draft,
+                draft_token_count=self.num_draft_tokens,
+                rule=RULES[self.rule],
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A generation that ended well."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[int, ...] = field(repr=False)
+    """gateway_pb2.TokenOrigin of each id."""
+    started: gateway_pb2.Started
+    finished: gateway_pb2.Finished
+
+    @property
+    def stats(self) -> gateway_pb2.GenerationStats:
+        """What speculation did."""
+        return self.finished.stats
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `paceline generate --json` prints."""
+        reason = gateway_pb2.FinishReason.Name(self.finished.finish_reason)
+        return {
+            "text": self.text,
+            "token_ids": list(self.token_ids),
+            "finish_reason": reason.removeprefix("FINISH_REASON_"),
+            "usage": {
+                "prompt_tokens": self.finished.usage.prompt_token_count,
+                "completion_tokens": self.finished.usage.completion_token_count,
+            },
+            "stats": stats_as_json(self.stats),
+        }
+
+
+def stats_as_json(stats: gateway_pb2.GenerationStats) -> dict[str, Any]:
+    """The statistics under the names that the commands print."""
+    return {
+        "rounds": stats.round_count,
+        "drafted_tokens": stats.drafted_token_count,
+        "accepted_tokens": stats.accepted_token_count,
+        "acceptance_rate": stats.acceptance_rate,
+        "acceptance_length": stats.acceptance_length,
+        "tokens_per_second": stats.tokens_per_second,
+        "time_to_first_token_ms": 1e3 * seconds(stats.time_to_first_token),
+        "round_ms_p50": 1e3 * seconds(stats.round_duration_p50),
+        "overhead_ms_p50": 1e3 * seconds(stats.overhead_duration_p50),
+        "wire_bytes_per_token": stats.wire_bytes_per_token,
+        "fallbacks": dict(stats.fallbacks),
+    }
+
+
+def text_prompt(text: str) -> gateway_pb2.Prompt:
+    """A prompt of plain text."""
+    return gateway_pb2.Prompt(text=text)
+
+
+def chat_prompt(messages: Sequence[tuple[str, str]]) -> gateway_pb2.Prompt:
+    """A prompt of (role, content) messages."""
+    turns = [gateway_pb2.ChatMessage(role=role, content=content) for role, content in messages]
+    return gateway_pb2.Prompt(chat=gateway_pb2.Chat(messages=turns))
+
+
+def ids_prompt(token_ids: Sequence[int]) -> gateway_pb2.Prompt:
+    """A prompt of token ids."""
+    return gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(token_ids=token_ids))
+
+
+async def generate(
+    gateway: Stub, request: gateway_pb2.GenerateRequest, on_tokens: OnTokens | None = None
+) -> Generation:
+    """Runs one generation to its end, handing each Tokens event to `on_tokens` as it comes."""
+    started, finished = gateway_pb2.Started(), gateway_pb2.Finished()
+    text: list[str] = []
+    token_ids: list[int] = []
+    origins: list[int] = []
+    async for event in gateway.Generate(request):
+        match event.WhichOneof("event"):
+            case "started":
+                started = event.started
+            case "tokens":
+                text.append(event.tokens.text)
+                token_ids += event.tokens.token_ids
+                origins += event.tokens.origins
+                if on_tokens is not None:
+                    await on_tokens(event.tokens)
+            case "finished":
+                finished = event.finished
+    return Generation("".join(text), tuple(token_ids), tuple(origins), started, finished)

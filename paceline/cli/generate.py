@@ -1,0 +1,61 @@
+"""`paceline generate`: one prompt, streamed as text or printed as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from paceline.cli.client import (
+    Generation,
+    GenerationOptions,
+    chat_prompt,
+    connect,
+    text_prompt,
+)
+from paceline.cli.client import (
+    generate as run_generation,
+)
+from paceline.cli.options import address_option, collect, generation_options, json_option
+from paceline.cli.stream import stream
+from paceline.cli.terminal import run
+from paceline.v1 import gateway_pb2
+
+
+@click.command()
+@click.argument("prompt")
+@address_option
+@click.option("--raw", is_flag=True, help="Take the prompt as plain text, without chat template.")
+@generation_options
+@json_option
+def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any) -> None:
+    """Generates from PROMPT, one user turn of the chat template; `-` reads standard input."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    message = text_prompt(text) if raw else chat_prompt([("user", text)])
+    run(_generate(address, message, collect(options), as_json))
+
+
+async def _generate(
+    address: str, prompt: gateway_pb2.Prompt, options: GenerationOptions, as_json: bool
+) -> None:
+    async with connect(address) as gateway:
+        request = options.request(prompt)
+        if as_json:
+            generation = await run_generation(gateway, request)
+            click.echo(json.dumps(generation.as_json(), ensure_ascii=False))
+            return
+        generation = await stream(gateway, request)
+        if sys.stdout.isatty():
+            click.echo(click.style(summary(generation), dim=True), err=True)
+
+
+def summary(generation: Generation) -> str:
+    """One line about a generation."""
+    stats, usage = generation.stats, generation.finished.usage
+    return (
+        f"{usage.completion_token_count} tokens, {stats.tokens_per_second:.1f} tokens/s, "
+        f"{stats.round_count} rounds, acceptance rate {stats.acceptance_rate:.2f}, "
+        f"length {stats.acceptance_length:.2f}"
+    )

@@ -1,0 +1,95 @@
+"""Options that several commands share. Knows how they are written, not what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from paceline.cli.client import RULE_NAMES, GenerationOptions
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+UINT64 = click.IntRange(0, 2**64 - 1)
+_BY_SERVICE = "chosen by the service"
+_Command = Callable[..., Any]
+
+
+class DraftLength(click.ParamType[Any]):
+    """A number of draft tokens, or `auto`, which becomes None."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """The number, or None.
+
+        Raises:
+            click.BadParameter: neither.
+        """
+        if value in (None, "auto"):
+            return None
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is neither a number from 0 up nor auto", param, ctx)
+        return int(value)
+
+
+def address_option(command: _Command) -> _Command:
+    """Adds `--address`."""
+    return click.option(
+        "--address",
+        default=DEFAULT_ADDRESS,
+        envvar="PACELINE_ADDRESS",
+        help="HOST:PORT of the gateway.",
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """Adds `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def generation_options(command: _Command) -> _Command:
+    """Adds what a generation can be asked; `collect` gathers it."""
+    added = (
+        _optional("--max-tokens", click.INT, "Largest number of output tokens.", "up to the model"),
+        _optional("--temperature", click.FLOAT, "Divisor of the logits; 0 is greedy.", "1"),
+        _optional("--top-p", click.FLOAT, "Probability mass kept, in (0, 1].", "1"),
+        _optional("--top-k", click.INT, "Number of likeliest tokens kept.", "all"),
+        _optional("--seed", UINT64, "Seed of every draw.", "fresh"),
+        click.option("--stop", multiple=True, help="String that ends the output; repeatable."),
+        click.option(
+            "--rule",
+            type=click.Choice(RULE_NAMES),
+            default=None,
+            show_default=_BY_SERVICE,
+            help="Verification rule.",
+        ),
+        click.option(
+            "--draft",
+            default="",
+            show_default=_BY_SERVICE,
+            help="Draft source, or none; `paceline status` lists them.",
+        ),
+        click.option(
+            "--num-draft-tokens",
+            type=DraftLength(),
+            default="auto",
+            help="Length of every proposal in tokens; 0 is plain decoding.",
+        ),
+    )
+    for decorate in reversed(added):
+        command = decorate(command)
+    return command
+
+
+def collect(options: dict[str, Any]) -> GenerationOptions:
+    """The record of what `generation_options` added, taken out of `options`."""
+    names = GenerationOptions.__dataclass_fields__.keys() & options.keys()
+    values = {name: options.pop(name) for name in names}
+    return GenerationOptions(**{**values, "rule": values["rule"] or ""})
+
+
+def _optional(flag: str, kind: click.ParamType[Any], text: str, unset: str) -> Callable[..., Any]:
+    return click.option(flag, type=kind, default=None, show_default=unset, help=text)

@@ -1,0 +1,117 @@
+"""From a model's name to an engine that is warm: the one place that knows the order.
+
+Memory is planned before weights are read, a network proves itself before it is trusted, and shapes
+are run once before anybody waits for them. Both tiers start this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from paceline.engine import models
+from paceline.engine.engine import Engine, EngineOptions, Extend, Job
+from paceline.engine.memory_plan import MemoryPlan, plan_memory
+from paceline.engine.model_runner import NetworkRunner
+from paceline.engine.models import LoadedModel, LoadOptions
+from paceline.engine.self_test import check_against_stock
+from paceline.engine.step import ModelRunner
+from paceline.engine.table_model import TableModel, TableRunner
+from paceline.records import SamplingParams, SessionSpec, VerificationRule
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an operator decides about an engine."""
+
+    cache_dir: Path
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_length: int = 0
+    """Longest sequence in tokens; 0 takes the model's own."""
+    memory_bytes: int = 4 << 30
+    """For weights, workspace and cache together."""
+    block_size: int = 16
+    max_rows: int = 512
+    max_draft_tokens: int = 16
+    max_sessions: int = 256
+    num_threads: int = 0
+    """Threads of one step on the CPU; 0 leaves torch's choice."""
+
+
+def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[LoadedModel, Engine]:
+    """Loads a model and starts a warm engine on it.
+
+    Raises:
+        NotFound, InvalidArgument, FailedPrecondition: as `models.load`; also when the network does
+            not compute the same through the paged cache.
+        Exhausted: the memory does not hold one sequence.
+    """
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    load_options = LoadOptions(
+        settings.cache_dir, settings.dtype, settings.device, settings.max_length
+    )
+    size = models.measure(name, load_options, progress)
+    loaded = models.load(name, load_options, progress)
+    plan = _bounded(
+        plan_memory(
+            size,
+            total_bytes=settings.memory_bytes,
+            block_size=settings.block_size,
+            max_rows=settings.max_rows,
+            max_length=loaded.identity.max_length,
+        ),
+        settings.max_sessions,
+    )
+    progress(plan.describe())
+    engine = Engine(
+        _proven_runner(loaded, progress),
+        EngineOptions(
+            plan.num_blocks, settings.block_size, settings.max_rows, settings.max_draft_tokens
+        ),
+    )
+    engine.start()
+    progress("warming up")
+    _warm_up(engine, loaded)
+    return loaded, engine
+
+
+def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
+    """No more blocks than the sessions that are let in could ever fill."""
+    most = max_sessions * -(-plan.max_length // plan.block_size)
+    return replace(plan, num_blocks=min(plan.num_blocks, most))
+
+
+def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
+    if isinstance(loaded.network, TableModel):
+        return TableRunner(loaded.network)
+    size = loaded.identity.vocabulary_size
+    runner = NetworkRunner(loaded.network, size)
+    progress("checking the paged cache against the stock forward")
+    check_against_stock(
+        loaded.network, runner, size, is_quantized=bool(loaded.identity.quantization)
+    )
+    return runner
+
+
+def _warm_up(engine: Engine, loaded: LoadedModel) -> None:
+    """Runs a prompt, a proposal's rows and a single row once, and leaves nothing behind."""
+    length = min(3 * engine.options.max_draft_tokens, loaded.identity.max_length)
+    spec = SessionSpec(
+        (0,) * length, length, SamplingParams(0.0), VerificationRule.REJECTION_TOKEN, 0
+    )
+    sequence = engine.open(spec).result()
+
+    def job() -> Job[None]:
+        for num_rows in (1, 1, min(engine.options.max_draft_tokens + 1, length)):
+            yield Extend(len(sequence), num_rows, spec.sampling)
+
+    engine.submit(sequence, job()).result()
+    engine.close(sequence)
+    engine.check().result()

@@ -1,0 +1,300 @@
+"""The engine: one thread that runs steps for jobs, and hands their results back as futures.
+
+A job is a generator that owns one sequence's next piece of work: it yields `Extend` whenever it
+needs the model, is resumed with the laws, and returns its result. Verifying a proposal yields once;
+drafting k tokens yields k times. The thread batches whatever all jobs want into the next step, so
+no job knows of any other. Sequences, blocks and the cache are touched by this thread alone.
+
+It knows no gRPC and no event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from paceline.engine.block_pool import BlockPool
+from paceline.engine.law import Law
+from paceline.engine.mailbox import Mailbox
+from paceline.engine.sampling import target_laws
+from paceline.engine.scheduler import Demand, Plan, Scheduler
+from paceline.engine.sequence import Sequence
+from paceline.engine.step import ModelRunner
+from paceline.errors import Aborted, Exhausted
+from paceline.records import ReplicaLoad, SamplingParams, SessionSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How much an engine holds and how much it does at once."""
+
+    num_blocks: int
+    block_size: int = 16
+    max_rows: int = 512
+    """Rows of a step, at most; longer prompts are prefilled in chunks."""
+    max_draft_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """A job's request: run the first `length` tokens, and give laws for the last rows."""
+
+    length: int
+    num_laws: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """What a job gets back: the law after each of the last rows, and how long it took."""
+
+    laws: list[Law]
+    queue_s: float
+    """From the request to the start of its first step."""
+    forward_s: float
+    """In steps, from the first to the last."""
+
+
+Job = Generator[Extend, Extended, T]
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A job in flight."""
+
+    sequence: Sequence
+    job: Job[Any]
+    future: Future[Any]
+    request: Extend | None = None
+    asked_at: float = 0.0
+    started_at: float = 0.0
+
+    @property
+    def demand(self) -> Demand:
+        """What the scheduler has to know of it."""
+        assert self.request is not None
+        return Demand(self.sequence, self.request.length, self.request.num_laws)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The tasks of a plan, in the order of its spans."""
+
+    plan: Plan
+    tasks: list[_Task] = field(default_factory=list)
+
+
+class Engine:
+    """Runs jobs on one model."""
+
+    def __init__(self, runner: ModelRunner, options: EngineOptions) -> None:
+        self.options = options
+        self._runner = runner
+        self._pool = BlockPool(options.num_blocks, options.block_size)
+        self._scheduler = Scheduler(
+            self._pool,
+            max_rows=options.max_rows,
+            max_short_rows=options.max_draft_tokens + 1,
+        )
+        self._tasks: dict[Sequence, _Task] = {}
+        self._mail = Mailbox()
+        self._is_stopping = False
+        self._num_rows = 0
+        self.num_failed_steps = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        runner.allocate(options.num_blocks, options.block_size)
+
+    # Called from any thread ---------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread after the step it is in; jobs in flight and later ones are Aborted."""
+        self._mail.post(self._set_stopping)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def open(self, session: SessionSpec) -> Future[Sequence]:
+        """Opens a sequence for a session; its cached prefix is already in place."""
+
+        def open_now() -> Sequence:
+            sequence = Sequence(
+                self._pool,
+                session.token_ids,
+                prompt_length=session.prompt_length,
+                cache_domain=session.cache_domain,
+                arrival_time_s=session.arrival_time_s,
+            )
+            self._scheduler.open(sequence)
+            sequence.reuse_prefix(len(sequence) - 1)
+            return sequence
+
+        return self._mail.post(open_now)
+
+    def submit(self, sequence: Sequence, job: Job[T]) -> Future[T]:
+        """Starts a job on a sequence. A job that still runs on it is ended and its future failed.
+
+        The future fails with what the job raises, or with Aborted when the sequence was closed.
+        """
+        task = _Task(sequence, job, Future())
+        task.future.set_running_or_notify_cancel()
+        self._mail.send(lambda: self._begin(task), task.future)
+        return task.future
+
+    def close(self, sequence: Sequence) -> None:
+        """Ends a sequence between two steps: its job first, then its blocks."""
+        self._mail.post(lambda: self._close(sequence))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function between two steps: for looking at state that only the thread may see."""
+        return self._mail.post(function)
+
+    def check(self) -> Future[None]:
+        """Proves that every block is accounted for.
+
+        The future fails with AssertionError if one is leaked or given out twice.
+        """
+        return self._mail.post(
+            lambda: self._pool.check([s.block_table for s in self._scheduler.sequences])
+        )
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """How busy it is; the numbers may be one step old."""
+        return ReplicaLoad(
+            num_open_sessions=len(self._scheduler),
+            num_queued=len(self._tasks),
+            num_rows=self._num_rows,
+            num_held_blocks=self._pool.num_held,
+            num_free_blocks=self._pool.num_free,
+        )
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence lost its blocks to an earlier one."""
+        return self._scheduler.num_preemptions
+
+    # On the engine thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        is_idle = True
+        try:
+            while not self._is_stopping:
+                self._mail.read(wait=is_idle)
+                is_idle = not self._advance()
+        finally:  # also when a bug ends the thread: nobody may wait for it for ever
+            self._mail.shut()
+            for task in list(self._tasks.values()):
+                self._end(task, Aborted("the engine stopped"))
+
+    def _set_stopping(self) -> None:
+        self._is_stopping = True
+
+    def _begin(self, task: _Task) -> None:
+        old = self._tasks.get(task.sequence)
+        if old is not None:
+            self._end(old, Aborted("superseded by newer work", reason="SUPERSEDED"))
+        if task.sequence not in self._scheduler:
+            task.job.close()
+            task.future.set_exception(Aborted("the session is closed"))
+            return
+        self._resume(task, None)
+
+    def _close(self, sequence: Sequence) -> None:
+        task = self._tasks.get(sequence)
+        if task is not None:
+            self._end(task, Aborted("the session is closed"))
+        self._scheduler.close(sequence)
+
+    def _end(self, task: _Task, error: BaseException) -> None:
+        self._tasks.pop(task.sequence, None)
+        with contextlib.suppress(Exception):  # how a job takes its end changes nothing
+            task.job.close()
+        task.future.set_exception(error)
+
+    def _fail(self, task: _Task, error: Exception) -> None:
+        """Ends a job for a fault; the session is back where it was when last committed."""
+        task.sequence.truncate(task.sequence.num_committed)
+        self._end(task, error)
+
+    def _advance(self) -> bool:
+        """Runs one step; False when there was nothing that could be run."""
+        plan = self._scheduler.plan([task.demand for task in self._tasks.values()])
+        if not plan.spans:
+            return False
+        batch = _Batch(plan, [self._tasks[demand.sequence] for demand in plan.demands])
+        started_at = time.perf_counter()
+        for task in batch.tasks:
+            task.started_at = task.started_at or started_at
+        try:
+            laws = self._forward(batch)
+        except Exception as error:  # the engine outlives whatever one step did
+            self.num_failed_steps += 1
+            for task in batch.tasks:
+                task.sequence.release()
+                self._fail(task, error)
+            return True
+        for task, span in zip(batch.tasks, plan.spans, strict=True):
+            task.sequence.num_cached = span.end
+            task.sequence.register_prefix()
+            if task.request is not None and span.end == task.request.length:
+                own, laws = laws[: span.num_logits], laws[span.num_logits :]
+                now = time.perf_counter()
+                self._resume(
+                    task, Extended(own, task.started_at - task.asked_at, now - task.started_at)
+                )
+        return True
+
+    def _forward(self, batch: _Batch) -> list[Law]:
+        plan = batch.plan
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        step = plan.step(self._pool.block_size)
+        self._num_rows = step.num_rows
+        logits = self._runner.run(step)
+        sampling = [
+            task.request.sampling
+            for task, span in zip(batch.tasks, plan.spans, strict=True)
+            if task.request is not None
+            for _ in range(span.num_logits)
+        ]
+        return target_laws(logits, sampling) if sampling else []
+
+    def _resume(self, task: _Task, extended: Extended | None) -> None:
+        """Lets a job go on until it wants rows that are not in the cache, or ends."""
+        try:
+            while True:
+                request = next(task.job) if extended is None else task.job.send(extended)
+                self._check_request(request, task.sequence)
+                if request.num_laws or request.length > task.sequence.num_cached:
+                    break
+                extended = Extended([], 0.0, 0.0)  # all of it is there already
+        except StopIteration as result:
+            self._tasks.pop(task.sequence, None)
+            task.future.set_result(result.value)
+        except Exception as error:  # bad input or a bug: the job's own, not the engine's
+            self._fail(task, error)
+        else:
+            task.request = request
+            task.asked_at = time.perf_counter()
+            task.started_at = 0.0
+            self._tasks[task.sequence] = task
+
+    def _check_request(self, request: Extend, sequence: Sequence) -> None:
+        """Refuses what no step could ever serve: it would wait for ever."""
+        if not 0 <= request.num_laws <= request.length <= len(sequence):
+            raise ValueError(f"{request} does not fit a sequence of {len(sequence)} tokens")
+        if request.num_laws > self.options.max_rows:
+            raise ValueError(f"{request} wants more laws than a step has rows")
+        capacity = self.options.num_blocks * self.options.block_size
+        if request.length > capacity:
+            raise Exhausted(f"the cache holds {capacity} tokens, not {request.length}")

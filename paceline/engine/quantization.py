@@ -1,0 +1,124 @@
+"""Int8 linear layers with one scale per row of the weights and one per row of the input.
+
+The scale of an input row comes from that row alone, so a row's result does not depend on the
+company it keeps, bit for bit. A network so quantized is another model than the one it was made
+from, and is named as such. Knows no model family.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+_LEVELS = 127
+_ZERO_POINT = 128
+"""Of the unsigned input codes: code 128 is 0."""
+_EXACT_COLUMNS = 1024
+"""Sums of this many products of 7-bit integers are exact in float32, in any order."""
+
+
+def quantize_int8_per_row(network: nn.Module) -> None:
+    """Replaces every `nn.Linear` in place. Embeddings stay as they are, also a tied one."""
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, _quantize(child))
+
+
+def _quantize(linear: nn.Linear) -> nn.Module:
+    weight = linear.weight.detach().to(torch.float32)
+    scales = weight.abs().amax(dim=1).clamp_min(torch.finfo(torch.float32).tiny) / _LEVELS
+    codes = (weight / scales[:, None]).round().to(torch.int8)
+    bias = None if linear.bias is None else linear.bias.detach().to(torch.float32)
+    if weight.device.type == "cpu" and has_packed_kernel():
+        return PackedInt8Linear(codes, scales, bias)
+    return PlainInt8Linear(codes, scales, bias)
+
+
+def has_packed_kernel() -> bool:
+    """Whether torch's x86 kernel is here; without VNNI it saturates, which costs agreement."""
+    return torch.backends.quantized.engine == "x86" and torch.cpu._is_vnni_supported()
+
+
+class PackedInt8Linear(nn.Module):
+    """The layer in torch's x86 int8 kernel."""
+
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = codes.shape
+        zero_points = torch.zeros(len(scales), dtype=torch.int64)
+        with warnings.catch_warnings():
+            # The quantized dtypes are to go; the kernel that replaces them is far slower today.
+            warnings.simplefilter("ignore", UserWarning)
+            weight = torch._make_per_channel_quantized_tensor(
+                codes, scales.double(), zero_points, 0
+            )
+        self._packed = torch.ops.quantized.linear_prepack(weight, None)
+        # Looked up once: choosing the overload at each call costs as much as the call.
+        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], in the dtype of `x`."""
+        unit, row_max = _normalize(x)
+        y = self._multiply(unit, 1.0 / _LEVELS, _ZERO_POINT, self._packed)
+        return _restore(y, row_max, self.bias, x)
+
+
+class PlainInt8Linear(nn.Module):
+    """The same arithmetic in stock operations, for devices without the kernel."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self, codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = codes.shape
+        self.register_buffer("codes", codes.to(torch.float32))
+        self.register_buffer("scales", scales / _LEVELS)
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features], in the dtype of `x`."""
+        unit, row_max = _normalize(x)
+        rows = (unit * _LEVELS).round()
+        y = _multiply_exactly(rows, self.codes)
+        return _restore(y * self.scales, row_max, self.bias, x)
+
+
+def _multiply_exactly(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """`rows @ codes.T` of small integers held in float32.
+
+    A stretch of columns at a time each sum is exact, so no order of adding shows.
+    """
+    y = torch.zeros(len(rows), len(codes), dtype=torch.float32, device=rows.device)
+    for start in range(0, codes.shape[1], _EXACT_COLUMNS):
+        stretch = slice(start, start + _EXACT_COLUMNS)
+        y += rows[:, stretch] @ codes[:, stretch].T
+    return y
+
+
+def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [T, in_features] scaled into [-1, 1], and the scales [T, 1]."""
+    rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
+    row_max = rows.abs().amax(dim=1, keepdim=True)
+    row_max = row_max.clamp_min(torch.finfo(torch.float32).tiny)
+    return rows / row_max, row_max
+
+
+def _restore(
+    y: torch.Tensor, row_max: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    y = y * row_max
+    if bias is not None:
+        y = y + bias
+    return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.dtype)

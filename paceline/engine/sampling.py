@@ -1,0 +1,126 @@
+"""Logits to laws: temperature, then top-k, then top-p, then softmax.
+
+The one place where sampling parameters meet logits, for plain and speculative rows alike, one row
+at a time: a row's law cannot depend on the rows beside it. It knows no session, no draft and no
+randomness. The order of tokens is total everywhere: by logit, then by lowest id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.engine.law import Floats, Ids, Law
+from paceline.records import SamplingParams
+
+Row = npt.NDArray[np.float32]
+
+_HEAD = 4096
+"""Tokens that are sorted before the whole row is: selecting 1 or 4096 costs the same."""
+
+_MIN_CUT_TEMPERATURE = 1e-30
+"""Least temperature that decides a top-p cut, which is float32; the law uses the true one."""
+
+
+def target_laws(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Law]:
+    """Returns the law of each row.
+
+    Args:
+        logits: Float32 [R, V], on any device; -inf masks a token.
+        params: Sampling parameters [R].
+
+    Returns:
+        R laws. A row that is all -inf, or holds NaN or inf, becomes `Law.void()`, which raises
+        RuntimeError where it is read: behind an impossible draft token nobody does.
+    """
+    if all(wanted.is_greedy for wanted in params):
+        tokens, finite = _argmax(logits)
+        return [Law.point(t) if ok else Law.void() for t, ok in zip(tokens, finite, strict=True)]
+    all_ids = np.arange(logits.shape[1])
+    with np.errstate(over="ignore"):  # a far token divided by a tiny temperature: -inf is meant
+        rows = logits.detach().cpu().numpy()
+        return [_law(row, all_ids, wanted) for row, wanted in zip(rows, params, strict=True)]
+
+
+def greedy_tokens(logits: torch.Tensor) -> list[int]:
+    """Returns the likeliest token of each row [R, V], the lowest id among equals.
+
+    Raises:
+        RuntimeError: A row is all -inf, or holds NaN or inf.
+    """
+    tokens, finite = _argmax(logits)
+    if not all(finite):
+        raise RuntimeError(f"row {finite.index(False)}: logits are all -inf or not finite")
+    return tokens
+
+
+def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """Returns the first argmax of each row, and whether its logit is finite (NaN is a maximum)."""
+    if logits.is_cuda:  # only the answer crosses the bus
+        values, tokens = logits.max(dim=1)
+        return tokens.tolist(), values.isfinite().tolist()
+    rows = logits.detach().numpy()
+    peaks = rows.argmax(axis=1)
+    return peaks.tolist(), np.isfinite(rows[np.arange(len(rows)), peaks]).tolist()
+
+
+def _law(row: Row, ids: Ids, params: SamplingParams) -> Law:
+    """Returns the law of one row [V]; `ids` is 0 .. V-1, shared by all rows that keep them all."""
+    peak = row.max()
+    if not np.isfinite(peak):
+        return Law.void()
+    if params.is_greedy:
+        return Law.point(int(row.argmax()))
+    if 0 < params.top_k < len(row):
+        ids = _top_k(row, params.top_k)
+    if params.top_p < 1.0:
+        ids = ids[_top_p(row[ids], peak, params.temperature, params.top_p)]
+    values = row if len(ids) == len(row) else row[ids]
+    return Law(ids, _softmax(values, peak, params.temperature))
+
+
+def _softmax(values: Row, peak: np.float32, temperature: float) -> Floats:
+    """Returns probabilities in float64; the peak goes before the division, so nothing overflows."""
+    weights = values.astype(np.float64)
+    weights -= peak
+    weights /= temperature
+    np.exp(weights, out=weights)
+    weights /= weights.sum()
+    return weights
+
+
+def _top_k(row: Row, count: int) -> Ids:
+    """Returns the ascending ids of the `count` likeliest tokens."""
+    return _likeliest(row, count, np.partition(row, -count)[-count])
+
+
+def _top_p(values: Row, peak: np.float32, temperature: float, top_p: float) -> Ids:
+    """Returns the ascending places in `values` of the fewest likeliest tokens that hold `top_p`."""
+    weights = (values - peak) / np.float32(max(temperature, _MIN_CUT_TEMPERATURE))
+    np.exp(weights, out=weights)
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    descending = np.sort(_head(weights))[::-1]
+    held = np.cumsum(descending, dtype=np.float64)
+    if held[-1] < wanted:
+        descending = np.sort(weights)[::-1]
+        held = np.cumsum(descending, dtype=np.float64)
+    count = min(int(held.searchsorted(wanted)) + 1, len(held))
+    return _likeliest(weights, count, descending[count - 1])
+
+
+def _head(weights: Row) -> Row:
+    """Returns the largest few thousand, in any order: nearly always they hold the mass."""
+    return np.partition(weights, -_HEAD)[-_HEAD:] if len(weights) > _HEAD else weights
+
+
+def _likeliest(values: Row, count: int, boundary: np.float32) -> Ids:
+    """Returns the ascending places of the `count` largest, whose smallest value is `boundary`."""
+    kept = np.flatnonzero(values >= boundary)
+    surplus = len(kept) - count
+    if surplus:  # equals at the boundary: the lowest places stay
+        equals = np.flatnonzero(values[kept] == boundary)
+        kept = np.delete(kept, equals[-surplus:])
+    return kept

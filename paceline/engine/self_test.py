@@ -1,0 +1,92 @@
+"""Proves at load that a network computes the same through the paged cache as by itself.
+
+Some architectures accept an attention function and never call it, or keep part of their attention
+elsewhere (chunking in the mask, state across tokens): they would be silently wrong, one session
+reading another's tokens. Two packed sequences, fed in two chunks with the blocks interleaved,
+against the stock forward of each alone, catch all of these. It runs once and serves nobody.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.engine import attention
+from paceline.engine.model_runner import NetworkRunner
+from paceline.engine.step import Span, Step
+from paceline.errors import FailedPrecondition
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BLOCK_SIZE = 4
+_SHORT, _LONG = 7, 45
+# Longer than the window of a windowed model, as far as that stays cheap.
+_MAX_LONG = 600
+
+# Largest accepted ||ours - stock|| / ||stock||. A wrong attention gives 0.1 and more.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Rounding activations to 8 bits amplifies differences in the last bit of attention.
+_QUANTIZED_TOLERANCE = 0.25
+
+
+@torch.inference_mode()
+def check_against_stock(
+    network: PreTrainedModel, runner: NetworkRunner, vocabulary_size: int, *, is_quantized: bool
+) -> None:
+    """Compares logits at every position of two sequences.
+
+    The runner's cache is allocated for the test; allocate it again afterwards.
+
+    Raises:
+        FailedPrecondition: they differ; the architecture is named.
+    """
+    window = getattr(network.config.get_text_config(), "sliding_window", None) or 0
+    long = max(_LONG, min(window + 9, _MAX_LONG))
+    generator = torch.Generator().manual_seed(0)
+    sequences = [
+        torch.randint(vocabulary_size, (length,), generator=generator).tolist()
+        for length in (_SHORT, long)
+    ]
+    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
+    try:
+        stock = [_stock_logits(network, ids, vocabulary_size) for ids in sequences]
+    finally:
+        network.set_attn_implementation(attention.ATTENTION_NAME)
+    tolerance = _QUANTIZED_TOLERANCE if is_quantized else _TOLERANCE[network.dtype]
+    for ours, theirs in zip(_paged_logits(runner, sequences), stock, strict=True):
+        error = float((ours - theirs).norm() / theirs.norm())
+        if not error <= tolerance:
+            raise FailedPrecondition(
+                f"{type(network).__name__} does not compute the same through the paged cache: "
+                f"relative error {error:.2g} where {tolerance:g} is allowed",
+                reason="MODEL_NOT_SUPPORTED",
+            )
+
+
+def _stock_logits(network: PreTrainedModel, ids: list[int], vocabulary_size: int) -> torch.Tensor:
+    """Logits [T, V] of one sequence by the network's own attention."""
+    tensor = torch.tensor([ids], device=network.device)
+    logits: torch.Tensor = network(input_ids=tensor, use_cache=False).logits
+    return logits[0, :, :vocabulary_size].float()
+
+
+def _paged_logits(runner: NetworkRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
+    """Logits [T, V] of two sequences that share two steps and whose blocks interleave."""
+    num_blocks = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
+    runner.allocate(2 * max(num_blocks), _BLOCK_SIZE)
+    tables = [tuple(2 * block + i for block in range(n)) for i, n in enumerate(num_blocks)]
+    # The second cuts differ, so that one-row and many-row spans share a step.
+    cuts = [len(sequences[0]) - 1, len(sequences[1]) // 2]
+    parts: list[list[torch.Tensor]] = [[], []]
+    for chunk in range(2):
+        spans = []
+        for ids, table, cut in zip(sequences, tables, cuts, strict=True):
+            start, end = (0, cut) if chunk == 0 else (cut, len(ids))
+            spans.append(Span(tuple(ids[start:end]), start, table, end - start, len(ids)))
+        logits = runner.run(Step(tuple(spans), _BLOCK_SIZE))
+        first = spans[0].num_logits
+        parts[0].append(logits[:first])
+        parts[1].append(logits[first:])
+    return [torch.cat(pieces) for pieces in parts]

@@ -1,0 +1,34 @@
+"""Whether a draft and a target speak of the same tokens; the gateway and the draft tier ask."""
+
+from __future__ import annotations
+
+from paceline.errors import FailedPrecondition
+from paceline.records import ModelIdentity
+
+
+def check_pair(draft: ModelIdentity | None, target: ModelIdentity) -> None:
+    """Lets a draft and a target work together; a source without a model fits every target.
+
+    Head sizes may differ: what counts is what the ids of the tokenizer mean, and which of them end
+    a generation.
+
+    Raises:
+        FailedPrecondition: they differ; both sides are printed.
+    """
+    if draft is None:
+        return
+    differences = [
+        f"{what}: draft {ours!r}, target {theirs!r}"
+        for what, ours, theirs in (
+            ("tokenizer", draft.tokenizer_fingerprint, target.tokenizer_fingerprint),
+            ("vocabulary size", draft.vocabulary_size, target.vocabulary_size),
+            ("end-of-sequence ids", sorted(draft.eos_token_ids), sorted(target.eos_token_ids)),
+        )
+        if ours != theirs
+    ]
+    if differences:
+        raise FailedPrecondition(
+            f"draft {draft.name!r} does not fit target {target.name!r}: " + "; ".join(differences),
+            reason="DRAFT_MISMATCH",
+            metadata={"draft": draft.name, "target": target.name},
+        )

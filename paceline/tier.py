@@ -1,0 +1,158 @@
+"""What the two model tiers have in common: the settings of an engine, and the life of a session.
+
+The one module that sees both the serving side and the engine side; it belongs to neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import structlog
+from pydantic import Field
+
+from paceline import wire
+from paceline.engine.assembly import EngineSettings
+from paceline.engine.engine import Engine
+from paceline.engine.sequence import Sequence
+from paceline.errors import Aborted, Exhausted, InvalidArgument
+from paceline.records import ModelIdentity, ReplicaLoad, SessionSpec
+from paceline.serving.config import ServerConfig
+from paceline.v1 import speculation_pb2
+
+T = TypeVar("T")
+_log = structlog.get_logger(__name__)
+
+
+class EngineConfig(ServerConfig):
+    """The settings of a service that runs a model."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="element type of weights and arithmetic"
+    )
+    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    max_length: int = Field(
+        0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
+    )
+    memory_mib: int = Field(
+        4096, ge=1, description="MiB for weights, workspace and KV cache of one model together"
+    )
+    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    max_rows: int = Field(
+        512, ge=32, description="rows of one step; longer prompts are prefilled in chunks"
+    )
+    max_draft_tokens: int = Field(16, ge=1, le=30, description="longest proposal in tokens")
+    max_sessions: int = Field(256, ge=1, description="sessions open at once")
+    threads: int = Field(0, ge=0, description="CPU threads of one step; 0 takes all cores")
+    cache_dir: Path = Field(
+        Path("~/.cache/paceline"), description="where converted models are kept"
+    )
+
+    def engine_settings(self) -> EngineSettings:
+        """The settings as the engine takes them."""
+        return EngineSettings(
+            cache_dir=self.cache_dir.expanduser(),
+            dtype=self.dtype,
+            device=self.device,
+            max_length=self.max_length,
+            memory_bytes=self.memory_mib << 20,
+            block_size=self.block_size,
+            max_rows=self.max_rows,
+            max_draft_tokens=self.max_draft_tokens,
+            max_sessions=self.max_sessions,
+            num_threads=self.threads,
+        )
+
+
+def report_progress(text: str) -> None:
+    """Logs what loading is doing, a line at a time."""
+    for line in text.splitlines():
+        _log.info("loading", step=line)
+
+
+class Sessions:
+    """How many sessions are open, and whether new ones are let in."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_open = 0
+        self._is_draining = False
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+
+    def enter(self) -> None:
+        """Lets a session in.
+
+        Raises:
+            Exhausted: as many as may be are open.
+        """
+        if self._num_open >= self._limit:
+            raise Exhausted(f"{self._limit} sessions are open", reason="SESSIONS_EXHAUSTED")
+        self._num_open += 1
+        self._none_open.clear()
+
+    def leave(self) -> None:
+        """Lets a session go."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._none_open.set()
+
+    async def drain(self) -> None:
+        """Returns when the last session has gone."""
+        self._is_draining = True
+        await self._none_open.wait()
+
+    def stamp(self, load: ReplicaLoad) -> ReplicaLoad:
+        """A load report with what is known here."""
+        return replace(load, num_open_sessions=self._num_open, is_draining=self._is_draining)
+
+
+async def next_message(requests: AsyncIterator[T], idle_timeout_s: float) -> T | None:
+    """The next message of a session's stream, or None at its end.
+
+    Raises:
+        Aborted: none came in time: the peer may have vanished.
+    """
+    try:
+        async with asyncio.timeout(idle_timeout_s):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise Aborted(f"no message for {idle_timeout_s:g} s", reason="SESSION_IDLE") from None
+
+
+async def watch_load(
+    period_ms: int, load: Callable[[], ReplicaLoad]
+) -> AsyncIterator[speculation_pb2.ReplicaLoad]:
+    """Load reports, one per period, the first at once.
+
+    Raises:
+        InvalidArgument: the period is out of range.
+    """
+    period_s = wire.watch_period_s(period_ms)
+    while True:
+        yield wire.encode_load(load())
+        await asyncio.sleep(period_s)
+
+
+async def open_sequence(engine: Engine, session: SessionSpec) -> Sequence:
+    """Opens a session's sequence; a caller that is cancelled meanwhile leaves none behind."""
+    opening = engine.open(session)
+    try:
+        return await asyncio.wrap_future(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(lambda opened: engine.close(opened.result()))
+        raise
+
+
+def check_token_ids(session: SessionSpec, identity: ModelIdentity) -> None:
+    """Checks that the model knows a session's tokens.
+
+    Raises:
+        InvalidArgument: an id is outside the vocabulary.
+    """
+    size = identity.vocabulary_size
+    if max(session.token_ids) >= size:
+        raise InvalidArgument("session.token_ids", f"ids must be under {size}")

@@ -1,0 +1,57 @@
+"""A gateway that counts, served on loopback inside the test's event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc.aio
+import pytest
+
+from paceline.cli.client import connect
+from paceline.v1 import gateway_pb2
+
+
+@dataclass
+class CountingGateway:
+    """Answers with one id per round, and remembers who was running when."""
+
+    requests: list[gateway_pb2.GenerateRequest] = field(default_factory=list)
+    num_running: int = 0
+    most_running: int = 0
+
+    async def generate(
+        self, request: gateway_pb2.GenerateRequest, context: object
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        """Three rounds, one of them plain."""
+        self.requests.append(request)
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started())
+        for token_id in range(3):
+            tokens = gateway_pb2.Tokens(token_ids=[token_id], origins=[4], text="x")
+            yield gateway_pb2.GenerateResponse(tokens=tokens)
+        stats = gateway_pb2.GenerationStats(round_count=2, plain_round_count=1, tokens_per_second=9)
+        self.num_running -= 1
+        yield gateway_pb2.GenerateResponse(finished=gateway_pb2.Finished(stats=stats))
+
+
+@pytest.fixture
+async def counting() -> AsyncIterator[tuple[CountingGateway, object]]:
+    """The gateway and a stub for it."""
+    gateway = CountingGateway()
+    handler = grpc.unary_stream_rpc_method_handler(
+        gateway.generate,  # type: ignore[arg-type]  # types-grpcio has the synchronous form only
+        request_deserializer=gateway_pb2.GenerateRequest.FromString,
+        response_serializer=gateway_pb2.GenerateResponse.SerializeToString,
+    )
+    server = grpc.aio.server()
+    name = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(name, {"Generate": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with connect(f"127.0.0.1:{port}") as stub:
+        yield gateway, stub
+    await server.stop(None)

@@ -1,0 +1,142 @@
+"""`paceline generate`: what it asks, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+from paceline.v1 import speculation_pb2
+
+
+def test_prints_the_text(gateway: Any, paceline: Any) -> None:
+    """Away from a terminal the output is the text and a line break, nothing else."""
+    result = paceline("generate", "hi")
+    assert (result.exit_code, result.stdout) == (0, "abcdefghi\n")
+
+
+def test_json_is_the_contract(gateway: Any, paceline: Any) -> None:
+    """--json prints one object with exactly the contract's keys."""
+    answer = json.loads(paceline("generate", "hi", "--json").stdout)
+    assert {
+        "text": "abcdefghi",
+        "token_ids": [ord(letter) for letter in "abcdefghi"],
+        "finish_reason": "STOP",
+        "usage": {"prompt_tokens": 2, "completion_tokens": 9},
+        "stats": {
+            "rounds": 3,
+            "drafted_tokens": 4,
+            "accepted_tokens": 2,
+            "acceptance_rate": 0.5,
+            "acceptance_length": 3.0,
+            "tokens_per_second": 30.0,
+            "time_to_first_token_ms": 5.0,
+            "round_ms_p50": 40.0,
+            "overhead_ms_p50": 0.0,
+            "wire_bytes_per_token": 0.0,
+            "fallbacks": {"draft_late": 1},
+        },
+    } == answer
+
+
+def test_prompt_is_one_user_turn(gateway: Any, paceline: Any) -> None:
+    """Without --raw the prompt goes through the chat template."""
+    paceline("generate", "hi")
+    (message,) = gateway.requests[0].prompt.chat.messages
+    assert ("user", "hi") == (message.role, message.content)
+
+
+def test_raw_prompt_from_standard_input(gateway: Any, paceline: Any) -> None:
+    """`-` reads standard input, and --raw sends it as it is."""
+    paceline("generate", "-", "--raw", stdin="line one\nline two")
+    assert gateway.requests[0].prompt.text == "line one\nline two"
+
+
+def test_every_option_is_sent(gateway: Any, paceline: Any) -> None:
+    """Each flag reaches its field."""
+    flags = "--max-tokens 5 --temperature 0 --top-p 0.9 --top-k 3 --stop A --stop B"
+    more = "--rule rejection-token --draft ngram --num-draft-tokens 2 --seed 18446744073709551615"
+    paceline("generate", "hi", *flags.split(), *more.split())
+    request = gateway.requests[0]
+    assert (request.max_tokens, request.seed, list(request.stop_strings)) == (
+        5,
+        2**64 - 1,
+        ["A", "B"],
+    )
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.9, 3)
+    speculation = request.speculation
+    assert (speculation.draft_source, speculation.draft_token_count, speculation.rule) == (
+        "ngram",
+        2,
+        speculation_pb2.VERIFICATION_RULE_REJECTION_TOKEN,
+    )
+
+
+def test_unset_options_are_unset(gateway: Any, paceline: Any) -> None:
+    """What nobody asked for is left to the gateway, also 0 against unset."""
+    paceline("generate", "hi")
+    request = gateway.requests[0]
+    assert not request.HasField("max_tokens")
+    assert not request.HasField("seed")
+    assert not request.sampling.HasField("temperature")
+    assert not request.speculation.HasField("draft_token_count")
+
+
+@pytest.mark.parametrize(("given", "sent"), [("0", 0), ("7", 7)])
+def test_zero_draft_tokens_are_asked_for(
+    gateway: Any, paceline: Any, given: str, sent: int
+) -> None:
+    """0 is plain decoding and not the same as auto."""
+    paceline("generate", "hi", "--num-draft-tokens", given)
+    speculation = gateway.requests[0].speculation
+    assert (speculation.HasField("draft_token_count"), speculation.draft_token_count) == (
+        True,
+        sent,
+    )
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--num-draft-tokens", "many"),
+        ("--num-draft-tokens", "-1"),
+        ("--seed", "-1"),
+        ("--rule", "guess"),
+        ("--temperature", "warm"),
+        ("--no-such-flag",),
+    ],
+)
+def test_wrong_usage_exits_with_2(gateway: Any, paceline: Any, flags: tuple[str, ...]) -> None:
+    """Wrong usage is named and asks nothing of the gateway."""
+    result = paceline("generate", "hi", *flags)
+    assert (result.exit_code, gateway.requests) == (2, [])
+    assert flags[0] in result.stderr
+
+
+def test_error_status_exits_with_1(gateway: Any, paceline: Any) -> None:
+    """A refusal is printed on standard error with its code, and nothing on standard output."""
+    gateway.failure = grpc.StatusCode.NOT_FOUND
+    result = paceline("generate", "hi", "--json")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "NOT_FOUND: because the test says so" in result.stderr
+
+
+def test_no_gateway_exits_with_1(paceline: Any) -> None:
+    """An address where nothing listens is an error status like any other."""
+    result = paceline("generate", "hi", "--address", "127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "error: UNAVAILABLE" in result.stderr
+
+
+def test_options_come_from_variables(
+    gateway: Any, paceline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every option has a variable; a flag goes before it."""
+    monkeypatch.setenv("PACELINE_GENERATE_MAX_TOKENS", "3")
+    monkeypatch.setenv("PACELINE_GENERATE_TOP_K", "9")
+    paceline("generate", "hi", "--top-k", "4")
+    request = gateway.requests[0]
+    assert (request.max_tokens, request.sampling.top_k) == (3, 4)

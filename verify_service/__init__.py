@@ -1,0 +1,1 @@
+"""The verify tier: the target model as a gRPC service."""

@@ -1,0 +1,144 @@
+"""VerifyService on the wire: messages to records, records to messages, and nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+
+from paceline import wire
+from paceline.engine.assembly import assemble
+from paceline.errors import FailedPrecondition, InvalidArgument
+from paceline.records import ReplicaLoad, Verdict, VerificationRule
+from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.tier import Sessions, next_message, report_progress, watch_load
+from paceline.v1 import speculation_pb2, verify_pb2
+from verify_service.config import VerifyConfig
+from verify_service.verifier import Verifier
+
+_CHUNK_BYTES = 1 << 20
+_RULES = (VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN)
+
+
+class VerifyService:
+    """One target model, served."""
+
+    name = "paceline.v1.VerifyService"
+
+    def __init__(self, config: VerifyConfig) -> None:
+        self._config = config
+        self._sessions = Sessions(config.max_sessions)
+        self._tokenizer_archive = b""
+        self._verifier: Verifier | None = None
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Every RPC of verify.proto."""
+        return (
+            Endpoint("Verify", Shape.BIDI, verify_pb2.VerifyRequest, self.verify),
+            Endpoint(
+                "DescribeModel",
+                Shape.UNARY,
+                verify_pb2.VerifyServiceDescribeModelRequest,
+                self.describe_model,
+            ),
+            Endpoint(
+                "GetTokenizer",
+                Shape.SERVER_STREAM,
+                verify_pb2.GetTokenizerRequest,
+                self.get_tokenizer,
+            ),
+            Endpoint(
+                "WatchLoad",
+                Shape.SERVER_STREAM,
+                verify_pb2.VerifyServiceWatchLoadRequest,
+                self.watch_load,
+            ),
+        )
+
+    async def start(self) -> None:
+        """Loads the target and warms it up."""
+        loaded, engine = await asyncio.to_thread(
+            assemble, self._config.model, self._config.engine_settings(), report_progress
+        )
+        self._tokenizer_archive = loaded.tokenizer_archive
+        self._verifier = Verifier(engine, loaded.identity)
+
+    async def drain(self) -> None:
+        """Waits until the last session has gone."""
+        await self._sessions.drain()
+
+    async def stop(self) -> None:
+        """Ends the engine."""
+        if self._verifier is not None:
+            await asyncio.to_thread(self._verifier.engine.stop)
+
+    async def verify(
+        self, requests: AsyncIterator[verify_pb2.VerifyRequest], context: Context
+    ) -> AsyncIterator[verify_pb2.VerifyResponse]:
+        """Runs one session; see verify.proto."""
+        idle_timeout_s = self._config.idle_timeout_s
+        first = await next_message(requests, idle_timeout_s)
+        if first is None:
+            return
+        if not first.HasField("open"):
+            raise InvalidArgument("open", "must be the first message of a session")
+        self._check_fingerprint(first.open.model_fingerprint)
+        self._sessions.enter()
+        try:
+            session = await self._ready.open(wire.decode_session(first.open.session))
+            try:
+                yield verify_pb2.VerifyResponse(opened=wire.encode_verify_opened(session.opened))
+                while (request := await next_message(requests, idle_timeout_s)) is not None:
+                    if not request.HasField("proposal"):
+                        raise InvalidArgument("proposal", "must be set after the first message")
+                    verdict = await session.verify(wire.decode_proposal(request.proposal))
+                    yield verify_pb2.VerifyResponse(verdict=self._encode(verdict))
+            finally:
+                session.close()
+        finally:
+            self._sessions.leave()
+
+    async def describe_model(
+        self, request: verify_pb2.VerifyServiceDescribeModelRequest, context: Context
+    ) -> verify_pb2.VerifyServiceDescribeModelResponse:
+        """Describes the target."""
+        return verify_pb2.VerifyServiceDescribeModelResponse(
+            model=wire.encode_identity(self._ready.identity),
+            max_draft_tokens=self._ready.max_draft_tokens,
+            rules=[speculation_pb2.VerificationRule.ValueType(rule.value) for rule in _RULES],
+        )
+
+    async def get_tokenizer(
+        self, request: verify_pb2.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[verify_pb2.GetTokenizerResponse]:
+        """Streams the tokenizer's archive."""
+        archive = self._tokenizer_archive
+        for start in range(0, len(archive), _CHUNK_BYTES):
+            yield verify_pb2.GetTokenizerResponse(chunk=archive[start : start + _CHUNK_BYTES])
+
+    async def watch_load(
+        self, request: verify_pb2.VerifyServiceWatchLoadRequest, context: Context
+    ) -> AsyncIterator[verify_pb2.VerifyServiceWatchLoadResponse]:
+        """Streams load reports."""
+        async for load in watch_load(request.period_ms, self._load):
+            yield verify_pb2.VerifyServiceWatchLoadResponse(load=load)
+
+    @property
+    def _ready(self) -> Verifier:
+        assert self._verifier is not None, "calls are let in only after start"
+        return self._verifier
+
+    def _encode(self, verdict: Verdict) -> speculation_pb2.Verdict:
+        """The message of a verdict, with what only the service knows of its load."""
+        load = self._sessions.stamp(verdict.load)
+        return wire.encode_verdict(dataclasses.replace(verdict, load=load))
+
+    def _load(self) -> ReplicaLoad:
+        return self._sessions.stamp(self._ready.engine.load)
+
+    def _check_fingerprint(self, expected: str) -> None:
+        ours = self._ready.identity
+        if expected and expected != ours.fingerprint:
+            raise FailedPrecondition(
+                f"model {expected} is expected, {ours.fingerprint} ({ours.name}) is served here"
+            )

@@ -1,0 +1,151 @@
+"""Verifies proposals against the target: one forward pass, one verdict, one rollback.
+
+Records in, records out. It knows no message and no stream; only the verdict leaves it, never a law
+of the target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from paceline.engine import rejection
+from paceline.engine.draws import Draws
+from paceline.engine.engine import Engine, Extend, Job
+from paceline.engine.law import decode_laws
+from paceline.engine.sequence import Sequence
+from paceline.errors import Aborted, InvalidArgument, Unimplemented
+from paceline.records import (
+    ModelIdentity,
+    Opened,
+    Proposal,
+    SessionSpec,
+    Verdict,
+    VerificationRule,
+)
+from paceline.tier import check_token_ids, open_sequence
+
+
+class Verifier:
+    """The target model behind its sessions."""
+
+    def __init__(self, engine: Engine, identity: ModelIdentity) -> None:
+        self.engine = engine
+        self.identity = identity
+        self.max_draft_tokens = engine.options.max_draft_tokens
+
+    async def open(self, spec: SessionSpec) -> VerifySession:
+        """Opens a session.
+
+        Raises:
+            InvalidArgument: its tokens are not the model's, or leave no room for one more.
+            Unimplemented: its rule is not served.
+        """
+        check_token_ids(spec, self.identity)
+        self._check_room(spec)
+        if spec.rule is VerificationRule.COUPLED:
+            raise Unimplemented("the coupled rule is not served by this build")
+        return VerifySession(self, spec, await open_sequence(self.engine, spec))
+
+    def _check_room(self, spec: SessionSpec) -> None:
+        length, limit = len(spec.token_ids), self.identity.max_length
+        if length >= limit:
+            raise InvalidArgument(
+                "session.token_ids",
+                f"must be fewer than {limit}, the model's longest sequence; got {length}",
+                metadata={"max_length": str(limit), "length": str(length)},
+            )
+
+
+class VerifySession:
+    """One session: its committed tokens are those of its sequence."""
+
+    def __init__(self, verifier: Verifier, spec: SessionSpec, sequence: Sequence) -> None:
+        self._verifier = verifier
+        self._spec = spec
+        self._sequence = sequence
+        self._draws = Draws(spec.seed)
+        self._round = 0
+        self._committed_length = len(spec.token_ids)
+        self.opened = Opened(
+            sequence.num_cached, verifier.identity.max_length, verifier.max_draft_tokens
+        )
+
+    async def verify(self, proposal: Proposal) -> Verdict:
+        """Accepts a prefix of the proposal and adds one token.
+
+        Raises:
+            InvalidArgument: too many tokens, ids out of range, or a malformed law.
+            Aborted: the proposal is not for the next round, or continues something else.
+        """
+        self._check(proposal)
+        self._round = proposal.round
+        verdict = await asyncio.wrap_future(
+            self._verifier.engine.submit(self._sequence, self._judge(proposal))
+        )
+        self._committed_length = verdict.committed_length
+        return verdict
+
+    def close(self) -> None:
+        """Frees what the session holds, between two steps of the engine."""
+        self._verifier.engine.close(self._sequence)
+
+    def _judge(self, proposal: Proposal) -> Job[Verdict]:
+        """The engine's part: on its thread, one yield for the forward pass."""
+        sequence, token_ids = self._sequence, proposal.token_ids
+        draft_laws = decode_laws(proposal, self._verifier.identity.vocabulary_size)
+        sequence.append(token_ids)
+        extended = yield Extend(len(sequence), len(token_ids) + 1, self._spec.sampling)
+        outcome = rejection.verify(
+            self._spec.rule,
+            extended.laws,
+            draft_laws,
+            token_ids,
+            self._draws,
+            proposal.base_length,
+        )
+        sequence.truncate(proposal.base_length + outcome.num_accepted)
+        sequence.append([outcome.next_token_id])
+        sequence.commit()
+        if sequence.num_cached >= len(sequence):
+            raise AssertionError("the cache holds the token that has not been run yet")
+        return Verdict(
+            round=proposal.round,
+            num_accepted=outcome.num_accepted,
+            next_token_id=outcome.next_token_id,
+            kind=outcome.kind,
+            committed_length=len(sequence),
+            queue_s=extended.queue_s,
+            forward_s=extended.forward_s,
+            load=self._verifier.engine.load,
+        )
+
+    def _check(self, proposal: Proposal) -> None:
+        length, num_tokens = self._committed_length, len(proposal.token_ids)
+        if proposal.round != self._round + 1:
+            raise Aborted(
+                f"round {self._round + 1} is next, not {proposal.round}",
+                reason="ROUND_OUT_OF_ORDER",
+                metadata={"TRUE_ROUND": str(self._round), "TRUE_LENGTH": str(length)},
+            )
+        if proposal.base_length != length:
+            raise Aborted(
+                f"{length} tokens are committed, not {proposal.base_length}",
+                reason="LENGTH_MISMATCH",
+                metadata={"TRUE_LENGTH": str(length)},
+            )
+        limit = self._verifier.max_draft_tokens
+        if num_tokens > limit:
+            raise InvalidArgument(
+                "proposal.token_ids", f"at most {limit} draft tokens are verified, got {num_tokens}"
+            )
+        identity = self._verifier.identity
+        if any(token_id >= identity.vocabulary_size for token_id in proposal.token_ids):
+            raise InvalidArgument(
+                "proposal.token_ids", f"ids must be under {identity.vocabulary_size}"
+            )
+        if length + num_tokens >= identity.max_length:
+            raise InvalidArgument(
+                "proposal.token_ids",
+                f"{length} committed and {num_tokens} draft tokens leave no room for one more in "
+                f"the model's longest sequence of {identity.max_length}",
+            )
