@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from paceline.serving.config import ServerConfig
+
+Address = Annotated[str, StringConstraints(pattern=r"^.+:\d{1,5}$")]
 
 
 class GatewayConfig(ServerConfig):
@@ -15,11 +17,11 @@ class GatewayConfig(ServerConfig):
 
     section: ClassVar[str] = "gateway"
 
-    verify: tuple[str, ...] = Field(
+    verify: tuple[Address, ...] = Field(
         min_length=1,
         description="verify replicas, host:port each; every address of a DNS name is one replica",
     )
-    draft: tuple[str, ...] = Field(
+    draft: tuple[Address, ...] = Field(
         (), description="draft replicas, host:port each; none for plain decoding"
     )
     default_rule: Literal["rejection-block", "rejection-token"] = Field(

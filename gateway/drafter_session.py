@@ -94,13 +94,13 @@ class DrafterSession:
         nothing = Proposal(advance.round, advance.committed_length)
         if self._task is None:
             return nothing
-        proposal, cause = await self._ask(advance)
+        proposal = await self._ask(advance)
         if self._task.done():
             self._task.result()
         if proposal is not None and proposal.token_ids:
             return proposal
         if advance.num_draft_tokens:
-            self.fallbacks[cause] += 1
+            self.fallbacks[self._absence if proposal is None else "empty"] += 1
         return nothing
 
     def close(self) -> None:
@@ -111,20 +111,23 @@ class DrafterSession:
             if self._task.done() and not self._task.cancelled():
                 self._task.exception()  # told through `propose`, or no longer of interest
 
-    async def _ask(self, advance: Advance) -> tuple[Proposal | None, str]:
-        """The answer to an advance, if one comes, and the cause that an absent one counts under."""
+    async def _ask(self, advance: Advance) -> Proposal | None:
+        """The answer to an advance; None without one, for the reason in `_absence`."""
         stream = self._stream
         if stream is None:
-            return None, self._absence
+            return None
         try:
             async with asyncio.timeout(self._choice.stall_s):
                 answer = await self._send(stream, advance)
-                return (await answer, "empty") if answer else (None, "empty")
+                if answer is None:
+                    return Proposal(advance.round, advance.committed_length)
+                return await answer
         except TimeoutError:
+            self._absence = "stalled"
             stream.cancel()
-            return None, "stalled"
-        except PacelineError:
-            return None, "lost"
+        except PacelineError as error:
+            self._absence = _cause(error)
+        return None
 
     async def _send(
         self, stream: Stream, advance: Advance
@@ -251,6 +254,8 @@ def _cause(error: PacelineError) -> str:
     """The name under which rounds without this draft are counted."""
     if error.reason == "NO_DRAFT":
         return "no_replica"
+    if error.reason == "CLOSED":  # by ourselves, while the session goes on
+        return "stalled"
     if error.reason in ("LOADING", "DRAINING") or isinstance(error, Exhausted):
         return "refused"
     return "lost"

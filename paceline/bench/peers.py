@@ -75,7 +75,7 @@ def run_peers(questions: Sequence[Question], settings: PeerSettings) -> Iterator
     network: Any = target.network
     if not hasattr(network, "generate"):
         raise InvalidArgument("target", f"{target.name} is not a model of transformers")
-    tokenizer = _tokenizer(target.tokenizer_archive)
+    tokenizer = load_tokenizer(target.tokenizer_archive)
     ways: dict[str, dict[str, Any]] = {"transformers generate": {}}
     if settings.draft == "ngram":
         ways["transformers prompt lookup"] = {"prompt_lookup_num_tokens": 4}
@@ -102,7 +102,7 @@ def run_peers(questions: Sequence[Question], settings: PeerSettings) -> Iterator
             yield clock.finish(name, question.id, num_tokens)
 
 
-def _tokenizer(archive: bytes) -> Any:
+def load_tokenizer(archive: bytes) -> Any:
     """The tokenizer in a verify tier's archive."""
     import transformers
 

@@ -24,7 +24,7 @@ from paceline.cli.stream import stream
 from paceline.cli.terminal import EXIT_ERROR, run
 from paceline.wire import seconds
 
-QUESTION = "What is a paceline in cycling, and why does it save energy?"
+QUESTION = "List five reasons to ride a bicycle to work."
 
 
 @click.command()

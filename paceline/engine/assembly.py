@@ -57,19 +57,18 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[L
     load_options = LoadOptions(
         settings.cache_dir, settings.dtype, settings.device, settings.max_length
     )
-    size = models.measure(name, load_options, progress)
-    loaded = models.load(name, load_options, progress)
     plan = _bounded(
         plan_memory(
-            size,
+            models.measure(name, load_options, progress),
             total_bytes=settings.memory_bytes,
             block_size=settings.block_size,
             max_rows=settings.max_rows,
-            max_length=loaded.identity.max_length,
+            max_length=models.find_max_length(name, load_options, progress),
         ),
         settings.max_sessions,
     )
     progress(plan.describe())
+    loaded = models.load(name, load_options, progress)
     engine = Engine(
         _proven_runner(loaded, progress),
         EngineOptions(
@@ -78,7 +77,11 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[L
     )
     engine.start()
     progress("warming up")
-    _warm_up(engine, loaded)
+    try:
+        _warm_up(engine, loaded)
+    except BaseException:
+        engine.stop()
+        raise
     return loaded, engine
 
 

@@ -168,6 +168,11 @@ class Engine:
         )
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; once it has ended, every job fails."""
+        return self._thread.is_alive()
+
+    @property
     def load(self) -> ReplicaLoad:
         """How busy it is; the numbers may be one step old."""
         return ReplicaLoad(

@@ -23,10 +23,20 @@ class NetworkRunner:
     """A network with its cache; implements `step.ModelRunner`."""
 
     def __init__(self, network: PreTrainedModel, vocabulary_size: int) -> None:
+        """Switches the network over to the paged cache.
+
+        Raises:
+            FailedPrecondition: the network does not attend through the function it is given, or
+                asks it for more than it does; or the dtype has no kernel on the device.
+        """
         self._network = network
         self._vocabulary_size = vocabulary_size
         self._device: torch.device = network.device
         self._cache: PagedCache | None = None
+        if self._device.type != "cpu" and network.dtype == torch.float32:
+            raise FailedPrecondition(
+                f"paged attention on {self._device.type} takes bfloat16 or float16, not float32"
+            )
         attention.register()
         try:
             network.set_attn_implementation(attention.ATTENTION_NAME)

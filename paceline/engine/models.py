@@ -139,9 +139,19 @@ def measure(name: str, options: LoadOptions, progress: Callable[[str], None]) ->
     )
 
 
+def find_max_length(name: str, options: LoadOptions, progress: Callable[[str], None]) -> int:
+    """Says how long a sequence may be, in tokens, before the weights are read.
+
+    Raises:
+        NotFound, InvalidArgument, FailedPrecondition: As `load`.
+    """
+    if name.startswith(_TABLE_PREFIX):
+        return options.max_length or _TABLE_MAX_LENGTH
+    return _bound_length(_find(name, options, progress)[0].read_config(), options.max_length)
+
+
 def _load_table(name: str, options: LoadOptions) -> LoadedModel:
     table = load_table(Path(name.removeprefix(_TABLE_PREFIX)))
-    max_length = options.max_length or _TABLE_MAX_LENGTH
     tokenizer = build_tokenizer(table)
     archive = tokenizer_archive.pack(tokenizer)
     identity = ModelIdentity(
@@ -150,7 +160,7 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
         tokenizer_fingerprint=tokenizer_archive.fingerprint_tokenizer(tokenizer),
         vocabulary_size=len(table.alphabet),
         eos_token_ids=() if table.eos_token_id is None else (table.eos_token_id,),
-        max_length=max_length,
+        max_length=options.max_length or _TABLE_MAX_LENGTH,
         dtype="float32",
     )
     return LoadedModel(name, table, identity, archive)

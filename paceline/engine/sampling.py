@@ -18,9 +18,6 @@ from paceline.records import SamplingParams
 
 Row = npt.NDArray[np.float32]
 
-_HEAD = 4096
-"""Tokens that are sorted before the whole row is: selecting 1 or 4096 costs the same."""
-
 _MIN_CUT_TEMPERATURE = 1e-30
 """Least temperature that decides a top-p cut, which is float32; the law uses the true one."""
 
@@ -74,11 +71,13 @@ def _law(row: Row, ids: Ids, params: SamplingParams) -> Law:
         return Law.void()
     if params.is_greedy:
         return Law.point(int(row.argmax()))
+    values = row
     if 0 < params.top_k < len(row):
         ids = _top_k(row, params.top_k)
+        values = row[ids]
     if params.top_p < 1.0:
-        ids = ids[_top_p(row[ids], peak, params.temperature, params.top_p)]
-    values = row if len(ids) == len(row) else row[ids]
+        kept = _top_p(values, peak, params.temperature, params.top_p)
+        ids, values = ids[kept], values[kept]
     return Law(ids, _softmax(values, peak, params.temperature))
 
 
@@ -98,22 +97,19 @@ def _top_k(row: Row, count: int) -> Ids:
 
 
 def _top_p(values: Row, peak: np.float32, temperature: float, top_p: float) -> Ids:
-    """Returns the ascending places in `values` of the fewest likeliest tokens that hold `top_p`."""
+    """Returns the ascending places in `values` of the fewest likeliest tokens that hold `top_p`.
+
+    Tokens under (1 - top_p) / n of the whole hold less than 1 - top_p together, so the cut is among
+    the others, and only they are sorted.
+    """
     weights = (values - peak) / np.float32(max(temperature, _MIN_CUT_TEMPERATURE))
     np.exp(weights, out=weights)
-    wanted = top_p * float(weights.sum(dtype=np.float64))
-    descending = np.sort(_head(weights))[::-1]
+    total = float(weights.sum())
+    floor = 0.5 * (1.0 - top_p) * total / len(weights)  # half: room for rounding
+    descending = np.sort(weights[np.flatnonzero(weights >= floor)])[::-1]
     held = np.cumsum(descending, dtype=np.float64)
-    if held[-1] < wanted:
-        descending = np.sort(weights)[::-1]
-        held = np.cumsum(descending, dtype=np.float64)
-    count = min(int(held.searchsorted(wanted)) + 1, len(held))
+    count = min(int(held.searchsorted(top_p * total)) + 1, len(held))
     return _likeliest(weights, count, descending[count - 1])
-
-
-def _head(weights: Row) -> Row:
-    """Returns the largest few thousand, in any order: nearly always they hold the mass."""
-    return np.partition(weights, -_HEAD)[-_HEAD:] if len(weights) > _HEAD else weights
 
 
 def _likeliest(values: Row, count: int, boundary: np.float32) -> Ids:

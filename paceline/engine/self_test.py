@@ -25,9 +25,11 @@ _SHORT, _LONG = 7, 45
 # Longer than the window of a windowed model, as far as that stays cheap.
 _MAX_LONG = 600
 
-# Largest accepted ||ours - stock|| / ||stock||. A wrong attention gives 0.1 and more.
+# Largest accepted ||ours - stock|| / ||stock||. A wrong attention gives 0.1 to 1
+# on one of the two.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # Rounding activations to 8 bits amplifies differences in the last bit of attention.
+# Measured 0.035 on the built-in model.
 _QUANTIZED_TOLERANCE = 0.25
 
 
@@ -42,8 +44,10 @@ def check_against_stock(
     Raises:
         FailedPrecondition: they differ; the architecture is named.
     """
-    window = getattr(network.config.get_text_config(), "sliding_window", None) or 0
-    long = max(_LONG, min(window + 9, _MAX_LONG))
+    config = network.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    limit = getattr(config, "max_position_embeddings", None) or _MAX_LONG
+    long = min(limit, max(_LONG, min(window + 9, _MAX_LONG)))
     generator = torch.Generator().manual_seed(0)
     sequences = [
         torch.randint(vocabulary_size, (length,), generator=generator).tolist()

@@ -35,7 +35,7 @@ class Sequence:
         self.num_cached = 0
         self.num_committed = len(token_ids)
         self.block_table: list[int] = []
-        self._digests: list[bytes] = []  # of the leading full blocks, as far as computed
+        self._digests: list[bytes] = []  # of leading full blocks of committed tokens
         self._num_registered = 0  # leading blocks that others can find
         self._domain = domain_digest(cache_domain)
 
@@ -183,7 +183,6 @@ class Sequence:
             del self.block_table[num_needed:]
             self._pool.release(surplus)
         self._num_registered = min(self._num_registered, num_needed)
-        del self._digests[length // size :]
 
     def _shared_places(self) -> list[int]:
         """Places in the block table that are written next and that others hold too."""

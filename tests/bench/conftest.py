@@ -29,7 +29,9 @@ class CountingGateway:
         self.most_running = max(self.most_running, self.num_running)
         yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started())
         for token_id in range(3):
-            tokens = gateway_pb2.Tokens(token_ids=[token_id], origins=[4], text="x")
+            tokens = gateway_pb2.Tokens(
+                token_ids=[token_id], origins=[gateway_pb2.TOKEN_ORIGIN_PLAIN], text="x"
+            )
             yield gateway_pb2.GenerateResponse(tokens=tokens)
         stats = gateway_pb2.GenerationStats(round_count=2, plain_round_count=1, tokens_per_second=9)
         self.num_running -= 1
@@ -41,7 +43,7 @@ async def counting() -> AsyncIterator[tuple[CountingGateway, object]]:
     """The gateway and a stub for it."""
     gateway = CountingGateway()
     handler = grpc.unary_stream_rpc_method_handler(
-        gateway.generate,  # type: ignore[arg-type]  # types-grpcio has the synchronous form only
+        gateway.generate,
         request_deserializer=gateway_pb2.GenerateRequest.FromString,
         response_serializer=gateway_pb2.GenerateResponse.SerializeToString,
     )

@@ -10,7 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 NUM_TINY_IDS = 500
 _SPECIALS = ["<s>", "</s>", "<|user|>"]
@@ -30,6 +35,7 @@ _TINY_SIZES = {
 }
 
 SaveModel = Callable[..., Path]
+BuildNetwork = Callable[..., PreTrainedModel]
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +71,15 @@ def save_model(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast) -> SaveM
         return directory
 
     return save
+
+
+@pytest.fixture(scope="session")
+def tiny_network() -> BuildNetwork:
+    """Builds a tiny random network of a type, with settings of its own, ready to run."""
+
+    def build(model_type: str, *, seed: int = 0, **settings: Any) -> PreTrainedModel:
+        config = CONFIG_MAPPING[model_type](**{**_TINY_SIZES, **settings})
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config).eval()
+
+    return build

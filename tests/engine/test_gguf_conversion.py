@@ -42,16 +42,19 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_converts_once(tmp_path: Path, gguf: Path, written: list[Path]) -> None:
-    """The second time the first conversion is found, and nothing is said."""
+    """B126: the second time the first is found; nothing is said or written (read-only mounts)."""
     lines: list[str] = []
     cache_dir = tmp_path / "deep" / "cache"
     first = convert(gguf, "some", cache_dir, lines.append)
     assert first.name.startswith("some-")
     assert any("some.gguf" in line for line in lines)
     lines.clear()
+    lock = cache_dir / f".{first.name}.lock"
+    lock.unlink()
     assert first == convert(gguf, "some", cache_dir, lines.append)
     assert [first] == written
     assert [] == lines
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize("place", [0, 12_345, -1])
@@ -69,8 +72,9 @@ def test_other_content_is_another_conversion(
 
 def test_longer_file_is_another_conversion(tmp_path: Path, gguf: Path, written: list[Path]) -> None:
     """The size counts, so a large file cut short is not taken for the whole."""
+    gguf.write_bytes(bytes(1 << 20))
     first = convert(gguf, "some", tmp_path, ignore)
-    gguf.write_bytes(gguf.read_bytes() + b"\0")
+    gguf.write_bytes(bytes((1 << 20) + 1))
     assert first != convert(gguf, "some", tmp_path, ignore)
     assert 2 == len(written)
 

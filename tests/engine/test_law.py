@@ -126,6 +126,12 @@ def test_integer_draw_is_exact() -> None:
     assert [5, 5, 6, 6, 8, 8] == [some.draw(point) for point in bits]
 
 
+def test_integer_draw_uses_all_64_bits() -> None:
+    """A total that is no power of 2 is off by one point of 2**64 at most."""
+    some = integer_law([5, 6], [1, 2])
+    assert [5, 6] == [some.draw(2**64 // 3), some.draw(2**64 // 3 + 1)]
+
+
 def test_sparse_bytes_are_as_documented() -> None:
     """Per token count, ids, weights, little-endian uint32, nothing between."""
     laws = [integer_law([3, 7], [1, 2**30 - 1]), integer_law([9], [4])]

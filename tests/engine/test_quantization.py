@@ -61,6 +61,20 @@ def test_product_is_close(layer: Layer) -> None:
     assert bool(((module(x) - expected).abs() <= tolerance + 1e-5 * expected.abs()).all())
 
 
+def test_plain_sums_do_not_show_their_order() -> None:
+    """Each stretch of 1024 columns is summed without loss, so in any order with the same bits."""
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(64, 128, (64, 16 * 1024), generator=generator).to(torch.int8)
+    x = torch.randint(64, 128, (4, 16 * 1024), generator=generator).to(torch.float32)
+    x[:, ::1024] = 127.0
+    order = torch.randperm(1024, generator=generator)
+    shuffled = torch.cat([start * 1024 + order for start in range(16)])
+    scales = torch.full((64,), 127.0)
+    straight = PlainInt8Linear(codes, scales, None)(x)
+    crossed = PlainInt8Linear(codes[:, shuffled], scales, None)(x[:, shuffled])
+    assert torch.equal(straight, crossed)
+
+
 @needs_kernel
 def test_kernel_and_plain_layer_agree() -> None:
     """Both layers compute the same up to float rounding of the scales."""

@@ -60,6 +60,11 @@ def test_block_rule_lets_a_later_token_make_up_for_an_earlier() -> None:
     assert 1.0 == tests.probabilities[1]
 
 
+def test_block_rule_takes_0_over_0_as_1() -> None:
+    """Where p = q from some position on, Z = 0 and a = 1: the test there passes."""
+    assert (1.0, 1.0) == acceptance(BLOCK, [P1, P2, P3], [P1, P2], [0, 0]).probabilities
+
+
 @pytest.mark.parametrize(
     ("rule", "uniforms", "expected"),
     [

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from paceline.engine import sampling
 from paceline.engine.law import Law
 from paceline.engine.sampling import greedy_tokens, target_laws
 from paceline.records import SamplingParams
@@ -72,15 +71,15 @@ def test_laws_equal_the_reference(size: int, spread: float) -> None:
         assert (np.diff(law.token_ids) > 0).all()
 
 
-def test_flat_row_is_sorted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A top-p mass that lies outside the likeliest few is still found, and found the same."""
-    logits = np.random.default_rng(1).standard_normal(300).astype(np.float32)
-    params = SamplingParams(top_p=0.95)
-    expected = reference(logits, params)
-    monkeypatch.setattr(sampling, "_HEAD", 16)
-    (law,) = target_laws(torch.from_numpy(logits[None]), [params])
-    assert len(law.token_ids) > 16
-    assert dense(law, 300) == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0 - 1e-9])
+def test_few_rows_are_sorted_whole_and_none_is_cut_wrong(top_p: float) -> None:
+    """Peaked and flat rows at every mass: the cut lies among the tokens that are sorted."""
+    generator = np.random.default_rng(4)
+    for spread in (0.0, 0.01, 1.0, 5.0):
+        logits = (generator.standard_normal(2_000) * spread).astype(np.float32)
+        params = SamplingParams(top_p=top_p)
+        (law,) = target_laws(torch.from_numpy(logits[None]), [params])
+        assert dense(law, 2_000) == pytest.approx(reference(logits, params), abs=1e-8)
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:

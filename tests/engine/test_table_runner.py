@@ -77,6 +77,13 @@ def test_chunks_give_the_same_laws(model: TableModel, runner: TableRunner) -> No
     assert len(seen) == 5
 
 
+def test_longest_suffix_just_fits(runner: TableRunner) -> None:
+    """A row that is fed alone still sees the whole of the longest suffix, over a block's edge."""
+    runner.run(Step((Span((0, 1, 2, 0, 1), 0, (9, 2), 0, 9),), BLOCK_SIZE))
+    logits = runner.run(Step((Span((2,), 5, (9, 2), 1, 9),), BLOCK_SIZE))
+    assert one_hot(3) == logits[0].exp().tolist()
+
+
 def test_wrong_block_table_shows(runner: TableRunner) -> None:
     """History is what the cache holds: with the right table `ba`, with another only `a`."""
     runner.run(Step((Span((2, 2, 2, 1), 0, (3,), 0, 5),), BLOCK_SIZE))

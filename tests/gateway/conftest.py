@@ -23,9 +23,12 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.commit import Committed, Committer, Ending
 from gateway.draft_length import FixedLength
+from gateway.replicas import Replicas
 from gateway.round import Pair, run_rounds
 from gateway.stats import SpeculationStats
+from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizer import Tokenizer
+from gateway.tokenizers import Tokenizers
 from paceline import wire
 from paceline.errors import PacelineError
 from paceline.records import (
@@ -305,7 +308,7 @@ class VerifyTier(_Tier):
 
     identity: ModelIdentity | None = None
     archive: bytes = b""
-    proposals: list[verify_pb2.VerifyRequest] = field(default_factory=list)
+    proposals: list[Any] = field(default_factory=list)
     answer: Callable[[Verdict], Verdict] | None = None
     """Alters verdicts."""
     rules: tuple[VerificationRule, ...] = (
@@ -462,7 +465,9 @@ class Servers:
 
     model: ModelIdentity
     archive: bytes
+    cache_dir: Path
     running: list[_Tier] = field(default_factory=list)
+    watching: list[Replicas[Any]] = field(default_factory=list)
 
     async def verify(self, script: list[int], **changes: Any) -> VerifyTier:
         """A verify replica that serves."""
@@ -478,11 +483,49 @@ class Servers:
         self.running.append(tier)
         return tier
 
+    async def tiers(self, verify: Sequence[_Tier], draft: Sequence[_Tier] = ()) -> Tiers:
+        """The gateway's view of replicas, once each is ready."""
+        tiers = Tiers(
+            Replicas(
+                [tier.address for tier in verify],
+                verify_tier(Tokenizers(self.cache_dir)),
+                resolve_period_s=60,
+            ),
+            Replicas([tier.address for tier in draft], draft_tier(), resolve_period_s=60),
+        )
+        for replicas in (tiers.targets, tiers.sources):
+            self.watching.append(replicas)
+            await replicas.start()
+            await replicas.wait_tried()
+        assert len(verify) == len(tiers.targets.ready())
+        assert len(draft) == len(tiers.sources.ready())
+        return tiers
+
+    async def stop(self) -> None:
+        """Ends everything."""
+        for replicas in self.watching:
+            await replicas.stop()
+        for tier in self.running:
+            await tier.stop()
+
 
 @pytest.fixture
-async def servers(model: ModelIdentity, byte_archive: bytes) -> AsyncIterator[Servers]:
+async def servers(
+    model: ModelIdentity, byte_archive: bytes, tmp_path: Path
+) -> AsyncIterator[Servers]:
     """Fake replicas of both tiers on free ports."""
-    servers = Servers(model, byte_archive)
+    servers = Servers(model, byte_archive, tmp_path / "tokenizers")
     yield servers
-    for tier in servers.running:
-        await tier.stop()
+    await servers.stop()
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    """Returns once something has come about; the test's time limit is the only other end."""
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[[Callable[[], bool]], Awaitable[None]]:
+    """Waits for what other tasks bring about."""
+    return eventually

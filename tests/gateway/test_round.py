@@ -130,7 +130,7 @@ async def test_the_shorter_limit_wins(loop: Loop) -> None:
     assert SCRIPT[:30] == outcome.token_ids
 
 
-@pytest.mark.parametrize("empty_rounds", [{2}, {7}, set(range(100))])
+@pytest.mark.parametrize("empty_rounds", [{2}, {6}, set(range(100))])
 async def test_empty_proposals_are_legal(loop: Loop, empty_rounds: set[int]) -> None:
     """B93: a draft without an idea in the first, the last or every round costs nothing but time."""
 

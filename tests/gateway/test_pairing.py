@@ -1,0 +1,104 @@
+"""Which target and which draft go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.pairing import check_source, choose_target, fits
+from paceline.errors import FailedPrecondition, NotFound, Unavailable
+from paceline.records import DraftSource, ModelIdentity
+
+if TYPE_CHECKING:
+    from tests.gateway.conftest import Servers
+
+SCRIPT = list(range(40, 90))
+
+
+@pytest.mark.parametrize("name", ["", "scripted"])
+async def test_a_target_by_name_or_by_default(servers: Servers, name: str) -> None:
+    """Without a name the first model serves."""
+    tiers = await servers.tiers([await servers.verify(SCRIPT)])
+    assert servers.model == choose_target(tiers.targets, name).model
+
+
+async def test_an_unknown_model(servers: Servers) -> None:
+    """NOT_FOUND, with what is served."""
+    tiers = await servers.tiers([await servers.verify(SCRIPT)])
+    with pytest.raises(NotFound, match=r"'gpt' is not served here; served are \['scripted'\]"):
+        choose_target(tiers.targets, "gpt")
+
+
+async def test_no_target_is_ready(servers: Servers) -> None:
+    """UNAVAILABLE, whatever the name: it may be one that comes back."""
+    tiers = await servers.tiers([])
+    with pytest.raises(Unavailable):
+        choose_target(tiers.targets, "scripted")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"name": "other", "fingerprint": "x", "dtype": "bfloat16", "max_length": 9}, True),
+        ({"eos_token_ids": (256, 256)}, True),
+        ({"tokenizer_fingerprint": "other"}, False),
+        ({"vocabulary_size": 258}, False),
+        ({"eos_token_ids": (255,)}, False),
+        ({"eos_token_ids": ()}, False),
+    ],
+)
+def test_what_makes_a_pair(model: ModelIdentity, change: dict[str, Any], expected: bool) -> None:
+    """B44: ids must mean the same and end the same; nothing else matters."""
+    assert expected is fits(DraftSource("d", replace(model, **change)), model)
+
+
+def test_a_source_without_a_model_fits_all(model: ModelIdentity) -> None:
+    """Prompt lookup has no vocabulary of its own."""
+    assert fits(DraftSource("ngram"), model)
+
+
+@pytest.mark.parametrize("name", ["", "small"])
+async def test_a_misfit_is_refused_with_both_sides(servers: Servers, name: str) -> None:
+    """B45: FAILED_PRECONDITION prints what differs, for draft and target."""
+    other = replace(servers.model, name="tiny", tokenizer_fingerprint="other", vocabulary_size=9)
+    tier = await servers.draft(SCRIPT, sources=(DraftSource("small", other), DraftSource("ngram")))
+    tiers = await servers.tiers([], [tier])
+    with pytest.raises(FailedPrecondition) as refused:
+        check_source(tiers.sources, name, servers.model)
+    for part in ("'tiny'", "other", "of 9", "'scripted'", "byte", "of 257", "[256]"):
+        assert part in refused.value.message
+
+
+@pytest.mark.parametrize("name", ["", "ngram", "none", "small"])
+async def test_sources_that_can_be_had(servers: Servers, name: str) -> None:
+    """The default, one by name, none at all, and one that only another replica has fitting."""
+    other = replace(servers.model, tokenizer_fingerprint="other")
+    a = await servers.draft(SCRIPT, sources=(DraftSource("small", other),))
+    b = await servers.draft(
+        SCRIPT, sources=(DraftSource("small", servers.model), DraftSource("ngram"))
+    )
+    check_source((await servers.tiers([], [a, b])).sources, name, servers.model)
+
+
+async def test_an_unknown_source(servers: Servers) -> None:
+    """NOT_FOUND, with what is served, with a draft tier or without one."""
+    tiers = await servers.tiers([], [await servers.draft(SCRIPT)])
+    with pytest.raises(NotFound, match=r"'big' is not served here; served are \['scripted'\]"):
+        check_source(tiers.sources, "big", servers.model)
+    without = await servers.tiers([])
+    with pytest.raises(NotFound, match="no draft tier"):
+        check_source(without.sources, "big", servers.model)
+    check_source(without.sources, "none", servers.model)
+    check_source(without.sources, "", servers.model)
+
+
+async def test_a_draft_tier_that_is_away_refuses_nothing(servers: Servers) -> None:
+    """Without a ready replica nobody can say what does not exist: the generation starts plain."""
+    tier = await servers.draft(SCRIPT)
+    tiers = await servers.tiers([], [tier])
+    for replica in tiers.sources.all():
+        replica.stop()
+    check_source(tiers.sources, "big", servers.model)
