@@ -7,7 +7,9 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-PIP := $(PYTHON) -m pip --disable-pip-version-check install --constraint constraints.txt
+# Without --no-compile half of the installation would go into byte code that nothing imports.
+PIP := $(PYTHON) -m pip --disable-pip-version-check install --no-compile \
+  --constraint constraints.txt
 PROTO_OUT := .
 CODE := paceline draft_service verify_service gateway tests
 

@@ -15,12 +15,12 @@ class DraftConfig(EngineConfig):
     section: ClassVar[str] = "draft"
 
     target: str = Field(
-        "smollm2",
+        default="smollm2",
         min_length=1,
         description="the target's name, for sources that are made of the target's own weights",
     )
     source: list[str] = Field(
-        ["quantized:int8", "ngram"],
+        default=["quantized:int8", "ngram"],
         min_length=1,
         description="sources, the default first: ngram, quantized:int8, or a model's name; may be "
         "given several times",

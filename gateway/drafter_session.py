@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
-from gateway.pairing import NO_DRAFT, find_source, fits
+from gateway.pairing import NO_DRAFT, find_source
 from gateway.replicas import Replica, Replicas
 from gateway.stream import Stream
 from gateway.tiers import Sources
@@ -27,6 +27,7 @@ from paceline.errors import (
     RetryableError,
     Unavailable,
 )
+from paceline.pairing import fits
 from paceline.records import Advance, ModelIdentity, Proposal, SessionSpec
 from paceline.v1 import draft_pb2
 
@@ -239,7 +240,7 @@ class DrafterSession:
 
     def _serves(self, sources: Sources) -> bool:
         source = find_source(sources, self._choice.source)
-        return source is not None and fits(source, self._choice.target)
+        return source is not None and fits(source.model, self._choice.target)
 
     def _last_address(self) -> tuple[str, ...]:
         return (self.replica.address,) if self.replica else ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gateway.commit import Committed
-from gateway.pairing import fits
 from gateway.replicas import Replica, Replicas
 from gateway.request import Generation
 from gateway.stats import SpeculationStats
 from gateway.tiers import Sources, Target, Tiers
 from paceline import wire
+from paceline.pairing import fits
 from paceline.records import FinishReason, ModelIdentity, TokenOrigin
 from paceline.v1 import gateway_pb2
 
@@ -17,7 +17,7 @@ def started(generation: Generation, model: ModelIdentity) -> gateway_pb2.Generat
     """The first event."""
     return gateway_pb2.GenerateResponse(
         started=gateway_pb2.Started(
-            prompt_token_ids=generation.prompt_token_ids,
+            prompt_token_ids=generation.spec.token_ids,
             seed=generation.spec.seed,
             model=wire.encode_identity(model),
             request_id=generation.spec.request_id,
@@ -100,7 +100,7 @@ def _fitting(sources: Replicas[Sources], model: ModelIdentity) -> list[str]:
         source.name
         for _, offered in sources.ready()
         for source in offered.sources
-        if fits(source, model)
+        if fits(source.model, model)
     )
     return list(dict.fromkeys(names))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from gateway.replicas import Replicas
 from gateway.tiers import Sources, Target
-from paceline.errors import FailedPrecondition, NotFound, Unavailable
+from paceline.errors import NotFound, Unavailable
+from paceline.pairing import check_pair, fits
 from paceline.records import DraftSource, ModelIdentity
 
 NO_DRAFT = "none"
@@ -44,14 +45,14 @@ def check_source(replicas: Replicas[Sources], name: str, target: ModelIdentity) 
         return
     ready = [sources for _, sources in replicas.ready()]
     named = [source for sources in ready if (source := find_source(sources, name)) is not None]
-    if not ready or any(fits(source, target) for source in named):
+    if not ready or any(fits(source.model, target) for source in named):
         return  # without a ready replica the generation starts plain, and gets a draft later
     if not named:
         known = sorted({source.name for sources in ready for source in sources.sources})
         raise NotFound(
             f"draft source {name!r} is not served here; served are {known}", reason=_NOT_FOUND
         )
-    raise mismatch(named[0], target)
+    check_pair(named[0].model, target)
 
 
 def find_source(sources: Sources, name: str) -> DraftSource | None:
@@ -62,31 +63,4 @@ def find_source(sources: Sources, name: str) -> DraftSource | None:
     return None
 
 
-def fits(source: DraftSource, target: ModelIdentity) -> bool:
-    """Whether ids mean the same to both; a source without a model fits every target."""
-    return source.model is None or _meaning(source.model) == _meaning(target)
-
-
-def mismatch(source: DraftSource, target: ModelIdentity) -> FailedPrecondition:
-    """The refusal of a pair, with both sides."""
-    assert source.model is not None, "a source without a model fits every target"
-    return FailedPrecondition(
-        f"draft source {source.name!r} does not fit: draft {_print(source.model)}, "
-        f"target {_print(target)}"
-    )
-
-
 _NOT_FOUND = "DRAFT_SOURCE_NOT_FOUND"
-
-
-def _meaning(model: ModelIdentity) -> tuple[str, int, tuple[int, ...]]:
-    eos_token_ids = tuple(sorted(set(model.eos_token_ids)))
-    return model.tokenizer_fingerprint, model.vocabulary_size, eos_token_ids
-
-
-def _print(model: ModelIdentity) -> str:
-    fingerprint, vocabulary_size, eos_token_ids = _meaning(model)
-    return (
-        f"{model.name!r} (tokenizer {fingerprint}, vocabulary of {vocabulary_size}, "
-        f"end-of-sequence ids {list(eos_token_ids)})"
-    )

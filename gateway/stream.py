@@ -6,6 +6,7 @@ It does not know what the messages mean.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import grpc
@@ -15,6 +16,7 @@ from paceline.errors import PacelineError, Unavailable
 from paceline.serving.statuses import error_of
 
 MessageT = TypeVar("MessageT", bound=Message)
+ValueT = TypeVar("ValueT")
 
 
 class Stream:
@@ -26,6 +28,8 @@ class Stream:
         # Bytes in and out: messages are (de)serialized here, where they can be counted.
         start: Any = channel.stream_stream(method)
         self._call = start(timeout=timeout_s, metadata=(("x-request-id", request_id),))
+        self._call.add_done_callback(self._note_end)
+        self._end: grpc.aio.AioRpcError | None = None
         self.num_bytes = 0
         """Bytes of all messages, both ways."""
 
@@ -39,10 +43,8 @@ class Stream:
         self.num_bytes += len(data)
         try:
             await self._call.write(data)
-        except asyncio.InvalidStateError:
-            raise await self._ending() from None
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError) as error:
+            raise self._reason(error) from None
         except asyncio.CancelledError:
             raise self._unless_own_task() from None
 
@@ -52,7 +54,14 @@ class Stream:
         Raises:
             PacelineError: the stream has ended, with the reason of its end.
         """
-        data = await self._receive()
+        try:
+            data = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise self._reason(error) from None
+        except asyncio.CancelledError:
+            raise self._unless_own_task() from None
+        if data is grpc.aio.EOF:
+            raise Unavailable("the replica ended the stream", reason="STREAM_ENDED")
         self.num_bytes += len(data)
         try:
             return message_type.FromString(data)
@@ -63,24 +72,21 @@ class Stream:
         """Ends the call now; whoever reads or writes it is told so."""
         self._call.cancel()
 
-    async def _receive(self) -> bytes:
-        try:
-            data = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
-        except asyncio.CancelledError:
-            raise self._unless_own_task() from None
-        if data is grpc.aio.EOF:
-            raise Unavailable("the replica ended the stream", reason="STREAM_ENDED")
-        return bytes(data)
+    def _note_end(self, call: Any) -> None:
+        # A write that meets the end of its call puts an INTERNAL of the library's own over the
+        # status that the replica sent. This is called first, while the true one is still there.
+        if self._end is None:
+            trailers = _value_of(call.trailing_metadata())
+            code, details = _value_of(call.code()), _value_of(call.details())
+            known = code or grpc.StatusCode.UNKNOWN
+            self._end = grpc.aio.AioRpcError(known, grpc.aio.Metadata(), trailers, details)
 
-    async def _ending(self) -> PacelineError:
-        """Why the call ended, after it has."""
-        try:
-            await self._receive()  # raises the status of a call that has ended
-        except PacelineError as error:
-            return error
-        return Unavailable("the stream cannot be written", reason="PEER_FAILED")
+    def _reason(self, error: Exception) -> PacelineError:
+        """Why the call ended, from its true status where that is known."""
+        end = self._end or error
+        if not isinstance(end, grpc.aio.AioRpcError) or end.code() is grpc.StatusCode.OK:
+            return Unavailable("the replica ended the stream", reason="STREAM_ENDED")
+        return error_of(end)
 
     @staticmethod
     def _unless_own_task() -> BaseException:
@@ -89,3 +95,14 @@ class Stream:
         if task is not None and task.cancelling():
             return asyncio.CancelledError()
         return Unavailable("the stream was closed", reason="CLOSED")
+
+
+def _value_of(ready: Coroutine[Any, Any, ValueT]) -> ValueT | None:
+    """The result of a coroutine that has nothing to wait for; None if it has after all."""
+    try:
+        ready.send(None)
+    except StopIteration as done:
+        value: ValueT = done.value
+        return value
+    ready.close()
+    return None

@@ -17,18 +17,31 @@ def check_pair(draft: ModelIdentity | None, target: ModelIdentity) -> None:
     """
     if draft is None:
         return
-    differences = [
-        f"{what}: draft {ours!r}, target {theirs!r}"
-        for what, ours, theirs in (
-            ("tokenizer", draft.tokenizer_fingerprint, target.tokenizer_fingerprint),
-            ("vocabulary size", draft.vocabulary_size, target.vocabulary_size),
-            ("end-of-sequence ids", sorted(draft.eos_token_ids), sorted(target.eos_token_ids)),
-        )
-        if ours != theirs
-    ]
-    if differences:
+    if differences := _differences(draft, target):
         raise FailedPrecondition(
             f"draft {draft.name!r} does not fit target {target.name!r}: " + "; ".join(differences),
             reason="DRAFT_MISMATCH",
             metadata={"draft": draft.name, "target": target.name},
         )
+
+
+def fits(draft: ModelIdentity | None, target: ModelIdentity) -> bool:
+    """Whether `check_pair` would let them work together."""
+    return draft is None or not _differences(draft, target)
+
+
+def _differences(draft: ModelIdentity, target: ModelIdentity) -> list[str]:
+    """What differs, with both sides."""
+    return [
+        f"{what}: draft {ours!r}, target {theirs!r}"
+        for what, ours, theirs in (
+            ("tokenizer", draft.tokenizer_fingerprint, target.tokenizer_fingerprint),
+            ("vocabulary size", draft.vocabulary_size, target.vocabulary_size),
+            ("end-of-sequence ids", _ends(draft), _ends(target)),
+        )
+        if ours != theirs
+    ]
+
+
+def _ends(model: ModelIdentity) -> list[int]:
+    return sorted(set(model.eos_token_ids))

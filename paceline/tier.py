@@ -31,24 +31,26 @@ class EngineConfig(ServerConfig):
     """The settings of a service that runs a model."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="element type of weights and arithmetic"
+        default="float32", description="element type of weights and arithmetic"
     )
-    device: str = Field("cpu", description="cpu, cuda or cuda:N")
+    device: str = Field(default="cpu", description="cpu, cuda or cuda:N")
     max_length: int = Field(
-        0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
+        default=0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
     )
     memory_mib: int = Field(
-        4096, ge=1, description="MiB for weights, workspace and KV cache of one model together"
+        default=4096,
+        ge=1,
+        description="MiB for weights, workspace and KV cache of one model together",
     )
-    block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
+    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
     max_rows: int = Field(
-        512, ge=32, description="rows of one step; longer prompts are prefilled in chunks"
+        default=512, ge=32, description="rows of one step; longer prompts are prefilled in chunks"
     )
-    max_draft_tokens: int = Field(16, ge=1, le=30, description="longest proposal in tokens")
-    max_sessions: int = Field(256, ge=1, description="sessions open at once")
-    threads: int = Field(0, ge=0, description="CPU threads of one step; 0 takes all cores")
+    max_draft_tokens: int = Field(default=16, ge=1, le=30, description="longest proposal in tokens")
+    max_sessions: int = Field(default=256, ge=1, description="sessions open at once")
+    threads: int = Field(default=0, ge=0, description="CPU threads of one step; 0 takes all cores")
     cache_dir: Path = Field(
-        Path("~/.cache/paceline"), description="where converted models are kept"
+        default=Path("~/.cache/paceline"), description="where converted models are kept"
     )
 
     def engine_settings(self) -> EngineSettings:

@@ -444,12 +444,11 @@ def networks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Networks]:
     yield Networks(tmp_path_factory.mktemp("networks"))
 
 
-@dataclass(frozen=True)
 class Rounds:
     """Sessions and rounds, in one fixture."""
 
-    spec: Callable[..., SessionSpec] = staticmethod(spec)
-    run: Callable[..., Any] = staticmethod(run_rounds)
+    spec = staticmethod(spec)
+    run = staticmethod(run_rounds)
 
     @staticmethod
     async def together(*runs: Any) -> list[Any]:

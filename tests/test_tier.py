@@ -91,7 +91,7 @@ def test_settings_reach_the_engine(config_type: type[EngineConfig]) -> None:
         ("dtype", "int8"),
     ],
 )
-def test_wrong_setting_is_refused(name: str, value: object) -> None:
+def test_wrong_setting_is_refused(name: str, value: Any) -> None:
     """A wrong value fails at start, named."""
     with pytest.raises(ValueError, match=name):
         VerifyConfig(**{name: value})
@@ -221,7 +221,8 @@ async def test_opened_sequence_is_the_callers() -> None:
     """Nothing is closed behind its back."""
     engine: Any = SlowEngine()
     engine.opening.set_result("sequence")
-    assert "sequence" == await open_sequence(engine, SPEC)
+    opened: Any = await open_sequence(engine, SPEC)
+    assert "sequence" == opened
     assert [] == engine.closed
 
 

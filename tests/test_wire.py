@@ -211,10 +211,12 @@ def test_top_k_out_of_range(top_k: int) -> None:
         ("constraint", speculation_pb2.Constraint(regex="a+")),
     ],
 )
-def test_unsupported_parameter(name: str, value: object) -> None:
+def test_unsupported_parameter(name: str, value: Any) -> None:
     """B30: what would change the law and is not served is refused, never ignored."""
     error = refused(
-        wire.decode_sampling, speculation_pb2.SamplingParams(**{name: value}), field="session.sampling"
+        wire.decode_sampling,
+        speculation_pb2.SamplingParams(**{name: value}),
+        field="session.sampling",
     )
     assert (f"session.sampling.{name}", "UNSUPPORTED_PARAMETER") == (error.field, error.reason)
 

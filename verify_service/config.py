@@ -15,7 +15,7 @@ class VerifyConfig(EngineConfig):
     section: ClassVar[str] = "verify"
 
     model: str = Field(
-        "smollm2",
+        default="smollm2",
         min_length=1,
         description="the target: a built-in name, directory, hub id, GGUF file or table:FILE",
     )

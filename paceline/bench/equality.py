@@ -2,7 +2,7 @@
 
 `python -m paceline.bench.equality --address HOST:PORT --prompts FILE.jsonl`. For every draft source
 and proposal length: how many prompts differ, with the logit margin where the first one does, and
-how many rounds were accepted in full, in part, and not at all. How rounds are run is not known here.
+how many rounds were accepted in full, in part, and not at all. It does not know how rounds are run.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paceline.engine.block_pool import BlockPool
@@ -81,14 +81,6 @@ class _Task:
         """What the scheduler has to know of it."""
         assert self.request is not None
         return Demand(self.sequence, self.request.length, self.request.num_laws)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """The tasks of a plan, in the order of its spans."""
-
-    plan: Plan
-    tasks: list[_Task] = field(default_factory=list)
 
 
 class Engine:
@@ -236,19 +228,19 @@ class Engine:
         plan = self._scheduler.plan([task.demand for task in self._tasks.values()])
         if not plan.spans:
             return False
-        batch = _Batch(plan, [self._tasks[demand.sequence] for demand in plan.demands])
+        tasks = [self._tasks[demand.sequence] for demand in plan.demands]  # one per span
         started_at = time.perf_counter()
-        for task in batch.tasks:
+        for task in tasks:
             task.started_at = task.started_at or started_at
         try:
-            laws = self._forward(batch)
+            laws = self._forward(plan, tasks)
         except Exception as error:  # the engine outlives whatever one step did
             self.num_failed_steps += 1
-            for task in batch.tasks:
+            for task in tasks:
                 task.sequence.release()
                 self._fail(task, error)
             return True
-        for task, span in zip(batch.tasks, plan.spans, strict=True):
+        for task, span in zip(tasks, plan.spans, strict=True):
             task.sequence.num_cached = span.end
             task.sequence.register_prefix()
             if task.request is not None and span.end == task.request.length:
@@ -259,8 +251,7 @@ class Engine:
                 )
         return True
 
-    def _forward(self, batch: _Batch) -> list[Law]:
-        plan = batch.plan
+    def _forward(self, plan: Plan, tasks: list[_Task]) -> list[Law]:
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         step = plan.step(self._pool.block_size)
@@ -268,7 +259,7 @@ class Engine:
         logits = self._runner.run(step)
         sampling = [
             task.request.sampling
-            for task, span in zip(batch.tasks, plan.spans, strict=True)
+            for task, span in zip(tasks, plan.spans, strict=True)
             if task.request is not None
             for _ in range(span.num_logits)
         ]

@@ -102,9 +102,10 @@ def ups() -> Iterator[list[Up]]:
     started: list[Up] = []
     yield started
     for up in started:
-        if up.process.poll() is None:
-            up.process.terminate()
-            up.process.terminate()
+        for line in up.lines:
+            if line.startswith("pid ") and _is_alive(pid := int(re.split("[= ]", line)[2])):
+                os.kill(pid, signal.SIGKILL)
+        up.process.kill()
         up.process.communicate()
 
 

@@ -127,9 +127,15 @@ async def test_end_of_the_drafts_context(tiers: Any, rounds: Any, networks: Any)
 async def test_prompt_longer_than_the_drafts_context(
     tiers: Any, rounds: Any, networks: Any, length: int, num_drafted: int
 ) -> None:
-    """B62: a long request is no fault: the target serves it, and this draft has nothing to say."""
+    """B62: a long request is no fault: the target serves it, and this draft has nothing to say.
+
+    Nothing is run past the draft's last place, the prompt neither.
+    """
     tier = await tiers.draft(networks.find("short"))
     peer = await tier.open(rounds.spec([5] * length))
+    engine = tier.service._drafters[networks.find("short")].engine
+    load = engine.call(lambda: engine.load).result()
+    assert (num_drafted > 0) == (load.num_queued + load.num_held_blocks > 0)
     proposal = await peer.draft(Advance(1, length, (), 8))
     assert (1, length, num_drafted) == (
         proposal.round,
@@ -157,7 +163,9 @@ async def test_catching_up_after_every_outcome(tiers: Any, rounds: Any, networks
         assert tuple(networks.generate(text, 4)) == proposal.token_ids
         num_accepted = coin.randrange(5)
         seen.add(num_accepted)
-        new_token_ids = (*proposal.token_ids[:num_accepted], coin.randrange(258))
+        # More than one foreign token, as after rounds that this draft had no part in.
+        foreign = [coin.randrange(258) for _ in range(coin.randrange(1, 4))]
+        new_token_ids = (*proposal.token_ids[:num_accepted], *foreign)
         text += new_token_ids
         (sequence,) = engine._scheduler.sequences
         assert sequence.num_cached <= proposal.base_length + 3

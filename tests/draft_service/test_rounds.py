@@ -10,7 +10,7 @@ import pytest
 from paceline.records import SamplingParams, VerificationRule
 
 PROMPTS = [list(range(5, 5 + length)) for length in range(1, 18)]
-NUM_TOKENS = 20
+NUM_TOKENS = 16
 
 
 class Pair:
@@ -77,12 +77,13 @@ async def test_own_weights_are_always_accepted(
     transcript = await both.generate(rounds.spec([5, 6, 7]), 128, lambda _: k)
     assert networks.generate([5, 6, 7], 128) == transcript.token_ids
     assert [(k, k)] * len(transcript.rounds) == [
-        (len(proposal.token_ids), verdict.num_accepted)
-        for proposal, verdict in transcript.rounds
+        (len(proposal.token_ids), verdict.num_accepted) for proposal, verdict in transcript.rounds
     ]
 
 
-@pytest.mark.parametrize("rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN])
+@pytest.mark.parametrize(
+    "rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN]
+)
 async def test_length_that_changes_every_round(
     pair: Any, rounds: Any, networks: Any, rule: VerificationRule
 ) -> None:

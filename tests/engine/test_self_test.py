@@ -106,6 +106,7 @@ def test_wrong_attention_is_refused(
     ("model_type", "settings"),
     [
         ("mistral", {"sliding_window": 7}),
+        ("mistral", {"sliding_window": 60}),
         ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}),
     ],
 )

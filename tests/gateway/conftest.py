@@ -297,8 +297,8 @@ class _Tier:
 
     async def _loads(self) -> AsyncIterator[ReplicaLoad]:
         while True:
+            self.load_changed.clear()  # before the load is read, or a change would be missed
             yield self.load
-            self.load_changed.clear()
             await self.load_changed.wait()
 
 

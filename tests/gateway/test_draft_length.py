@@ -70,6 +70,11 @@ def test_full_and_no_acceptance_reach_the_bounds() -> None:
     assert all(abs(a - b) <= 1 for a, b in itertools.pairwise([4, *up]))
 
 
+def test_a_decision_rests_on_rounds_of_its_own_length() -> None:
+    """After a change the window starts anew: what the old length earned moves nothing more."""
+    assert [5] * 11 == lengths(WindowLength(), [(10, 9)] * 5 + [(10, 7)] * 10)[4:]
+
+
 def test_a_rate_of_drafted_tokens_not_of_rounds() -> None:
     """Long proposals weigh more: 9 of 10 and 0 of 1 are a rate of 9/11, not of 0.45."""
     assert 5 == lengths(WindowLength(), [(10, 9), (1, 0), (10, 9), (1, 0), (10, 9)])[-1]

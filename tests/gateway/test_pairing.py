@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.pairing import check_source, choose_target, fits
+from gateway.pairing import check_source, choose_target
 from paceline.errors import FailedPrecondition, NotFound, Unavailable
+from paceline.pairing import fits
 from paceline.records import DraftSource, ModelIdentity
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ async def test_no_target_is_ready(servers: Servers) -> None:
 )
 def test_what_makes_a_pair(model: ModelIdentity, change: dict[str, Any], expected: bool) -> None:
     """B44: ids must mean the same and end the same; nothing else matters."""
-    assert expected is fits(DraftSource("d", replace(model, **change)), model)
+    assert expected is fits(replace(model, **change), model)
 
 
 def test_a_source_without_a_model_fits_all(model: ModelIdentity) -> None:
     """Prompt lookup has no vocabulary of its own."""
-    assert fits(DraftSource("ngram"), model)
+    assert fits(None, model)
 
 
 @pytest.mark.parametrize("name", ["", "small"])
@@ -68,7 +69,7 @@ async def test_a_misfit_is_refused_with_both_sides(servers: Servers, name: str) 
     tiers = await servers.tiers([], [tier])
     with pytest.raises(FailedPrecondition) as refused:
         check_source(tiers.sources, name, servers.model)
-    for part in ("'tiny'", "other", "of 9", "'scripted'", "byte", "of 257", "[256]"):
+    for part in ("'tiny'", "'other'", "draft 9", "'scripted'", "'byte'", "target 257"):
         assert part in refused.value.message
 
 

@@ -82,10 +82,11 @@ def test_characters_from_byte_fallback(spm: Backend, size: int) -> None:
     assert not any("\ufffd" in piece for piece in fed)
 
 
-def test_a_special_token_in_the_middle_keeps_the_space(spm: Backend) -> None:
+@pytest.mark.parametrize("num_before", range(40))
+def test_a_special_token_in_the_middle_keeps_the_space(spm: Backend, num_before: int) -> None:
     """A token without text of its own is no context: the space after it must not vanish."""
     word, end = token_id(spm, "▁word"), token_id(spm, "</s>")
-    token_ids = [word] * 20 + [end, word, end, end, word]
+    token_ids = [word] * num_before + [end, word, end, end, word]
     fed = pieces(lambda ids: spm.decode(list(ids)), token_ids, 1)
     assert spm.decode(token_ids) == "".join(fed)
 

@@ -20,7 +20,9 @@ from paceline.records import LawEncoding, SamplingParams, VerificationRule
 SAMPLED = SamplingParams()
 NUM_SESSIONS = 32
 each_rule = pytest.mark.parametrize(
-    "rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN], ids=lambda r: r.name
+    "rule",
+    [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN],
+    ids=lambda r: r.name,
 )
 
 
@@ -182,7 +184,9 @@ async def test_greedy_draft_is_a_point_mass(generations: Generations) -> None:
     assert_law(p, transcripts)
     mean, bound = mean_accepted(transcripts)
     assert mean == pytest.approx(0.3, abs=bound)
-    shipped = {(proposal.encoding, proposal.law) for one in transcripts for proposal, _ in one.rounds}
+    shipped = {
+        (proposal.encoding, proposal.law) for one in transcripts for proposal, _ in one.rounds
+    }
     assert {(LawEncoding.POINT_MASS, b"")} == shipped
 
 

@@ -64,7 +64,9 @@ async def test_first_proposal_may_follow_open_at_once(tiers: Any, rounds: Any, c
     assert ["opened", "verdict"] == kinds
 
 
-@pytest.mark.parametrize("rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN])
+@pytest.mark.parametrize(
+    "rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN]
+)
 @pytest.mark.parametrize(
     ("draft_token_ids", "num_accepted", "next_token_id", "kind"),
     [
@@ -219,9 +221,7 @@ async def test_too_many_draft_tokens(tiers: Any, rounds: Any, cycle: str) -> Non
 
 
 @pytest.mark.parametrize("token_id", [3, 2**32 - 1])
-async def test_draft_token_out_of_range(
-    tiers: Any, rounds: Any, cycle: str, token_id: int
-) -> None:
+async def test_draft_token_out_of_range(tiers: Any, rounds: Any, cycle: str, token_id: int) -> None:
     """B66: an id that the target does not know."""
     error = await refusal(tiers, rounds, cycle, chain(B, token_id))
     assert isinstance(error, InvalidArgument)
