@@ -17,7 +17,7 @@ def started(generation: Generation, model: ModelIdentity) -> gateway_pb2.Generat
     """The first event."""
     return gateway_pb2.GenerateResponse(
         started=gateway_pb2.Started(
-            prompt_token_ids=generation.spec.token_ids,
+            prompt_token_ids=generation.prompt_token_ids,
             seed=generation.spec.seed,
             model=wire.encode_identity(model),
             request_id=generation.spec.request_id,

@@ -44,7 +44,9 @@ class PagedCache:
         def storage(num_heads: int, dim: int) -> torch.Tensor:
             if device.type == "cpu":
                 shape = (num_heads, self.num_slots, dim)
-                return torch.zeros(shape, dtype=dtype, device=device).transpose(0, 1)
+                # Not zeroed: no slot is read before it is written, and untouched memory is free.
+                return torch.empty(shape, dtype=dtype, device=device).transpose(0, 1)
+            # Paged kernels load whole blocks, and a NaN times a weight of 0 is a NaN.
             return torch.zeros((self.num_slots, num_heads, dim), dtype=dtype, device=device)
 
         self.keys = [storage(layer.num_kv_heads, layer.key_dim) for layer in layers]

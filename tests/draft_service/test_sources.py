@@ -38,7 +38,7 @@ async def test_describe_lists_sources_in_order(tiers: Any, networks: Any) -> Non
     assert model is not None
     assert ("int8-per-row", 99) == (model.quantization, model.max_length)
     assert sources[1].model is None
-    check_pair(sources[0], await (await tiers.verify(networks.find())).identity())
+    check_pair(model, await (await tiers.verify(networks.find())).identity())
 
 
 def test_source_that_is_not_there(write_table: Any, tmp_path: Path) -> None:
