@@ -123,7 +123,7 @@ class Stack:
         await self._spawn(self._gateway, "gateway", options.gateway_command(verify, draft))
         (address,) = await self._addresses(self._gateway)
         await asyncio.gather(*(process.ready() for process in self._processes))
-        await _reached(address, len(verify) + len(draft))
+        await self._reached(address, len(verify) + len(draft))
         return address
 
     async def watch(self) -> int:
@@ -165,19 +165,22 @@ class Stack:
             self._report(f"pid {process.name}={process.pid} address={address}")
         return addresses
 
+    async def _reached(self, address: str, num_replicas: int) -> None:
+        """Waits until the gateway counts every replica as ready."""
+        try:
+            async with asyncio.timeout(DISCOVERY_TIMEOUT_S), connect(address) as gateway:
+                while await _num_ready(gateway) < num_replicas:
+                    for process in self._processes:
+                        if process.exit_code is not None:
+                            raise StartError(process.failure())
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            message = "the gateway does not reach every replica that was started"
+            raise StartError(message) from None
+
     async def _ended(self, process: ServiceProcess) -> None:
         code = await process.wait()
         self._report(f"exited {process.name}={process.pid} code={code}")
-
-
-async def _reached(address: str, num_replicas: int) -> None:
-    """Waits until the gateway counts every replica as ready."""
-    try:
-        async with asyncio.timeout(DISCOVERY_TIMEOUT_S), connect(address) as gateway:
-            while await _num_ready(gateway) < num_replicas:
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise StartError("the gateway does not reach every replica that was started") from None
 
 
 async def _num_ready(gateway: Stub) -> int:

@@ -179,6 +179,20 @@ def test_death_at_start(folder: Path, ups: list[Up], name: str) -> None:
 
 
 @pytest.mark.e2e
+def test_death_before_the_gateway_found_it(folder: Path, ups: list[Up]) -> None:
+    """A tier that was ready and died before the first request is a failed start as well."""
+    text = (folder / "draft_service.py").read_text()
+    (folder / "draft_service.py").write_text(text.replace("stop.wait()", "sys.exit('too hot')"))
+    text = (folder / "gateway.py").read_text()
+    (folder / "gateway.py").write_text(
+        text.replace("replicas = [", "tiers = 1\n        replicas = [")
+    )
+    code, errors = _start(ups, folder).end()
+    assert code == 1
+    assert "error: draft ended with exit code 1" in errors
+
+
+@pytest.mark.e2e
 def test_death_of_a_tier_is_reported_and_survived(folder: Path, ups: list[Up]) -> None:
     """A draft that dies is left to the gateway: it is reported, the rest goes on."""
     up = _start(ups, folder)

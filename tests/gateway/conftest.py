@@ -255,6 +255,7 @@ class _Tier:
     load_changed: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
     server: grpc.aio.Server | None = None
+    dying: asyncio.Task[None] | None = None
     max_draft_tokens: int = 8
 
     async def serve(self, address: str = "127.0.0.1:0") -> None:
@@ -263,9 +264,14 @@ class _Tier:
 
     async def stop(self) -> None:
         """Kills the server: every stream breaks."""
-        if self.server is not None:
-            await self.server.stop(None)
-            self.server = None
+        server, self.server = self.server, None
+        if server is not None:
+            await server.stop(None)
+
+    async def die(self) -> None:
+        """Kills the server from within one of its handlers, which does not return."""
+        self.dying = asyncio.create_task(self.stop())
+        await asyncio.Event().wait()
 
     def set_load(self, **changes: Any) -> None:
         """Reports another load at once."""
@@ -506,7 +512,8 @@ class Servers:
         for replicas in self.watching:
             await replicas.stop()
         for tier in self.running:
-            await tier.stop()
+            await (tier.dying or tier.stop())
+            await tier.stop()  # it may have been started again
 
 
 @pytest.fixture

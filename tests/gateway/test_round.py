@@ -25,9 +25,9 @@ async def test_output_is_the_scripts(loop: Loop, num_draft_tokens: int, mode: st
     """Any length and any draft give what plain decoding gives."""
     ending = Ending(max_tokens=40)
     outcome = await loop.run(SCRIPT, ending, num_draft_tokens=num_draft_tokens, mode=mode)
-    oracle = await loop.run(SCRIPT, ending, num_draft_tokens=0)
-    assert SCRIPT[:40] == oracle.token_ids == outcome.token_ids
-    assert oracle.text == outcome.text
+    plain = await loop.run(SCRIPT, ending, num_draft_tokens=0)
+    assert SCRIPT[:40] == plain.token_ids == outcome.token_ids
+    assert plain.text == outcome.text
     assert FinishReason.LENGTH is outcome.events[-1].finish_reason
     assert all(event.finish_reason is None for event in outcome.events[:-1])
 
@@ -72,8 +72,8 @@ async def test_a_stop_string_at_every_split(
     script = list(bytes_tokenizer.encode("abcSTOPxyz0123456789"))
     ending = Ending(max_tokens=20, stop_strings=stops)
     outcome = await loop.run(script, ending, num_draft_tokens=num_draft_tokens)
-    oracle = await loop.run(script, ending, num_draft_tokens=0)
-    assert (oracle.text, oracle.token_ids) == (outcome.text, outcome.token_ids)
+    plain = await loop.run(script, ending, num_draft_tokens=0)
+    assert (plain.text, plain.token_ids) == (outcome.text, outcome.token_ids)
     assert FinishReason.STOP is outcome.events[-1].finish_reason
 
 

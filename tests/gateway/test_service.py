@@ -298,7 +298,7 @@ async def test_a_target_killed_in_the_middle(servers: Servers, gateways: Gateway
         async def fault(current: int) -> None:
             if current == 4 and not killed:
                 killed.append(verify[index].address)
-                await verify[index].stop()
+                await verify[index].die()
 
         return fault
 
@@ -365,7 +365,7 @@ async def test_a_draft_for_another_tokenizer(servers: Servers, gateways: Gateway
     verify = await servers.verify(SCRIPT)
     draft = await servers.draft(SCRIPT, sources=(DraftSource("small", other),))
     _, client = await gateways.start([verify.address], [draft.address])
-    with pytest.raises(FailedPrecondition, match=r"tokenizer other.*tokenizer byte"):
+    with pytest.raises(FailedPrecondition, match="draft 'other', target 'byte'"):
         await client.complete(request())
     assert ([], []) == (verify.opens, draft.opens)
 
