@@ -6,6 +6,7 @@ and who verifies are two protocols, so that the loop can be run without either t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -86,21 +87,27 @@ async def run_rounds(
         stats.observe(proposal, verdict, time.perf_counter() - started_s)
         if proposal.token_ids:
             policy.observe(len(proposal.token_ids), verdict.num_accepted)
-        yield committed
         if committed.finish_reason is not None:
+            yield committed
             return
         started_s = time.perf_counter()
-        num_draft_tokens = min(
-            policy.num_draft_tokens,
-            pair.verifier.max_draft_tokens,
-            # A verdict always adds one token of its own, so the last place is never drafted for.
-            last_length - verdict.committed_length - 1,
-        )
-        proposal = await pair.drafter.propose(
-            Advance(
-                proposal.round + 1,
-                verdict.committed_length,
-                committed.token_ids,
-                num_draft_tokens,
-            )
-        )
+        # A verdict always adds one token of its own, so the last place is never drafted for.
+        room = last_length - verdict.committed_length - 1
+        length = min(policy.num_draft_tokens, pair.verifier.max_draft_tokens, room)
+        advance = Advance(proposal.round + 1, verdict.committed_length, committed.token_ids, length)
+        drafting = asyncio.create_task(pair.drafter.propose(advance))
+        try:
+            await asyncio.sleep(0)  # the advance leaves first: the draft works while we write
+            yield committed
+            proposal = await drafting
+        finally:
+            await _end(drafting)
+
+
+async def _end(task: asyncio.Task[Proposal]) -> None:
+    """Ends a task that nobody waits for any more; what it failed of is no longer of interest."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()
