@@ -14,7 +14,7 @@ from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftSession
 from draft_service.sources import load_drafters
 from paceline import wire
-from paceline.errors import Aborted, InvalidArgument, NotFound, Unimplemented
+from paceline.errors import Aborted, InvalidArgument, NotFound, Unavailable, Unimplemented
 from paceline.pairing import check_pair
 from paceline.records import Proposal, ReplicaLoad
 from paceline.serving.endpoints import Context, Endpoint, Shape
@@ -35,6 +35,11 @@ class DraftService:
         self._config = config
         self._sessions = Sessions(config.max_sessions)
         self._drafters: dict[str, Drafter] = {}
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every source can still draft."""
+        return all(drafter.is_alive for drafter in self._drafters.values())
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Every RPC of draft.proto."""
@@ -152,6 +157,8 @@ class DraftService:
             outbox.put_nowait(error)
 
     def _load(self) -> ReplicaLoad:
+        if not self.is_healthy:
+            raise Unavailable("a source's engine has ended", reason="ENGINE_ENDED")
         loads = [drafter.load() for drafter in self._drafters.values()]
         return self._sessions.stamp(
             ReplicaLoad(

@@ -18,7 +18,7 @@ from paceline import wire
 from paceline.engine.assembly import EngineSettings
 from paceline.engine.engine import Engine
 from paceline.engine.sequence import Sequence
-from paceline.errors import Aborted, Exhausted, InvalidArgument
+from paceline.errors import Aborted, Exhausted, InvalidArgument, Unavailable
 from paceline.records import ModelIdentity, ReplicaLoad, SessionSpec
 from paceline.serving.config import ServerConfig
 from paceline.v1 import speculation_pb2
@@ -123,6 +123,16 @@ async def next_message(requests: AsyncIterator[T], idle_timeout_s: float) -> T |
             return await anext(requests, None)
     except TimeoutError:
         raise Aborted(f"no message for {idle_timeout_s:g} s", reason="SESSION_IDLE") from None
+
+
+def require_alive(engine: Engine) -> None:
+    """Lets a call pass only while there is an engine to serve it.
+
+    Raises:
+        Unavailable: the engine has ended; another replica will do better.
+    """
+    if not engine.is_alive:
+        raise Unavailable("the engine has ended", reason="ENGINE_ENDED")
 
 
 async def watch_load(

@@ -11,7 +11,7 @@ from paceline.engine.assembly import assemble
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
-from paceline.tier import Sessions, next_message, report_progress, watch_load
+from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
 from paceline.v1 import speculation_pb2, verify_pb2
 from verify_service.config import VerifyConfig
 from verify_service.verifier import Verifier
@@ -124,8 +124,14 @@ class VerifyService:
             yield verify_pb2.VerifyServiceWatchLoadResponse(load=load)
 
     @property
+    def is_healthy(self) -> bool:
+        """Whether the engine lives."""
+        return self._verifier is not None and self._verifier.engine.is_alive
+
+    @property
     def _ready(self) -> Verifier:
         assert self._verifier is not None, "calls are let in only after start"
+        require_alive(self._verifier.engine)
         return self._verifier
 
     def _encode(self, verdict: Verdict) -> speculation_pb2.Verdict:

@@ -36,6 +36,10 @@ class Drafter(Protocol):
     def source(self) -> DraftSource:
         """Its name, and the model behind it if there is one."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still draft."""
+
     async def open(self, spec: SessionSpec) -> DraftSession:
         """Opens a session.
 

@@ -44,6 +44,11 @@ class ModelDrafter:
         check_token_ids(spec, self.identity)
         return ModelDraftSession(self, spec, await open_sequence(self.engine, spec))
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine lives."""
+        return self.engine.is_alive
+
     def load(self) -> ReplicaLoad:
         """The engine's load."""
         return self.engine.load

@@ -65,6 +65,11 @@ class NgramDrafter:
         """Opens a session."""
         return NgramDraftSession(self.max_draft_tokens, spec)
 
+    @property
+    def is_alive(self) -> bool:
+        """Always: there is nothing that could end."""
+        return True
+
     def load(self) -> ReplicaLoad:
         """Nothing ever queues here."""
         return ReplicaLoad()

@@ -28,6 +28,9 @@ from paceline.serving.endpoints import Endpoint, Gate, add_endpoints
 
 # What calls that outlived the drain get to hear of their end.
 STOP_GRACE_S = 0.5
+HEALTH_PERIOD_S = 1.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _log = structlog.get_logger(__name__)
 
 
@@ -37,6 +40,10 @@ class Service(Protocol):
     @property
     def name(self) -> str:
         """The full name on the wire, as "paceline.v1.VerifyService"."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it can still serve; asked every second from `ready` on."""
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Every RPC."""
@@ -71,7 +78,7 @@ async def serve(service: Service, config: ServerConfig) -> int:
     """
     stopping = _watch_signals()
     gate, checks = Gate(), health.aio.HealthServicer()
-    await _set_health(checks, service, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await _set_health(checks, service, _NOT_SERVING)
     server = _server(service, config, gate, checks)
     try:
         address = _bind(server, config)
@@ -83,9 +90,9 @@ async def serve(service: Service, config: ServerConfig) -> int:
         await server.stop(None)
         return 1
     gate.open()
-    await _set_health(checks, service, health_pb2.HealthCheckResponse.SERVING)
+    await _set_health(checks, service, _SERVING)
     _announce("ready", config, address)
-    await stopping.wait()
+    await _report_health(checks, service, stopping)
     await checks.enter_graceful_shutdown()
     gate.close()
     await _drain(service, config)
@@ -165,6 +172,21 @@ async def _set_health(checks: health.aio.HealthServicer, service: Service, statu
     # "" is the process as a whole; the library has it SERVING from the first moment.
     for name in ("", service.name):
         await checks.set(name, status)
+
+
+async def _report_health(
+    checks: health.aio.HealthServicer, service: Service, stopping: asyncio.Event
+) -> None:
+    """Keeps the health checks true until the server is to stop."""
+    was_healthy = True
+    while not stopping.is_set():
+        if service.is_healthy is not was_healthy:
+            was_healthy = not was_healthy
+            _log.error("health", is_healthy=was_healthy)
+            await _set_health(checks, service, _SERVING if was_healthy else _NOT_SERVING)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEALTH_PERIOD_S):
+                await stopping.wait()
 
 
 async def _drain(service: Service, config: ServerConfig) -> None:

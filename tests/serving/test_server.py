@@ -128,6 +128,18 @@ async def test_health_of_an_unknown_service() -> None:
         assert grpc.StatusCode.NOT_FOUND is caught.value.code()
 
 
+async def test_health_follows_the_service() -> None:
+    """B121: a service that can no longer serve is not ready, and ready again once it can."""
+    async with ready() as running:
+        stream = await running.session()
+        await stream.write(StringValue(value="fall ill").SerializeToString())
+        await running.until_not_serving()
+        assert NOT_SERVING == await running.checked(NAME)
+        await stream.write(HELLO)
+        while SERVING != await running.checked(NAME):
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_drain(number: signal.Signals) -> None:
     """B115: not ready at once, no new session, five open ones run to their end, exit status 0."""

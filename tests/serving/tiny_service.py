@@ -30,8 +30,14 @@ class TinyService:
     def __init__(self, config: TinyConfig) -> None:
         self._config = config
         self._num_open = 0
+        self._is_healthy = True
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def is_healthy(self) -> bool:
+        """Not any more once a client has said so."""
+        return self._is_healthy
 
     def endpoints(self) -> list[Endpoint]:
         """One stream that answers each message with itself."""
@@ -62,6 +68,7 @@ class TinyService:
         self._idle.clear()
         try:
             async for request in requests:
+                self._is_healthy = request.value != "fall ill"
                 yield request
         finally:
             self._num_open -= 1

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -158,3 +159,14 @@ async def test_domains_share_no_prefix(tiers: Any, rounds: Any, networks: Any) -
         found.append(peer.opened.cached_prefix_length)
         await peer.verify(Proposal(1, 50))
     assert [0, 0, 48] == found
+
+
+async def test_a_tier_whose_engine_ended_says_so(tiers: Any, rounds: Any, cycle: str) -> None:
+    """B121: it is not healthy, and whoever asks is sent elsewhere."""
+    tier = await tiers.verify(cycle)
+    assert tier.service.is_healthy
+    await asyncio.to_thread(tier.service._verifier.engine.stop)
+    assert not tier.service.is_healthy
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await tier.load()
+    assert "ENGINE_ENDED" == error_of(caught.value).reason
