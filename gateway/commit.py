@@ -1,4 +1,4 @@
-"""Commits a verdict: trims ids, origins, text and count together, and knows when to stop.
+"""Commits a verdict: cuts ids, origins, log-probs, text and count together, and knows the stop.
 
 The only place that cuts a generation. Stop is judged before length. It knows no streams, no tiers
 and no tokenizer, only a function that decodes ids.
@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from gateway.stop_strings import StopStrings
 from gateway.text import TextDecoder
 from paceline.errors import Aborted, InvalidArgument
-from paceline.records import FinishReason, Proposal, TokenOrigin, Verdict, VerdictKind
+from paceline.records import (
+    FinishReason,
+    Proposal,
+    TokenLogProbs,
+    TokenOrigin,
+    Verdict,
+    VerdictKind,
+)
 
 _ORIGINS = {
     VerdictKind.RECOVERED: TokenOrigin.RECOVERED,
@@ -42,6 +49,8 @@ class Committed:
     text: str
     """The next piece; ids may run ahead of text that is held back."""
     finish_reason: FinishReason | None = None
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    """One per id where asked for, else empty."""
 
 
 class Committer:
@@ -77,7 +86,13 @@ class Committer:
         token_ids = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
         origins = (TokenOrigin.DRAFT,) * num_accepted + (_ORIGINS[verdict.kind],)
         num_taken, text, finish_reason = self._take(token_ids)
-        return Committed(token_ids[:num_taken], origins[:num_taken], text, finish_reason)
+        return Committed(
+            token_ids[:num_taken],
+            origins[:num_taken],
+            text,
+            finish_reason,
+            verdict.log_probs[:num_taken],
+        )
 
     def _take(self, token_ids: Sequence[int]) -> tuple[int, str, FinishReason | None]:
         """Number of ids taken, their text, and why the generation ends with them."""
@@ -106,10 +121,12 @@ def _check(proposal: Proposal, verdict: Verdict) -> None:
         verdict.round != proposal.round
         or not 0 <= verdict.num_accepted <= num_draft_tokens
         or verdict.committed_length != committed_length
+        or len(verdict.log_probs) not in (0, verdict.num_accepted + 1)
     ):
         raise Aborted(
             f"round {proposal.round} with {num_draft_tokens} draft tokens on {proposal.base_length}"
-            f" was answered for round {verdict.round} with {verdict.num_accepted} accepted and a"
-            f" committed length of {verdict.committed_length}",
+            f" was answered for round {verdict.round} with {verdict.num_accepted} accepted, a"
+            f" committed length of {verdict.committed_length} and {len(verdict.log_probs)}"
+            " log-probabilities",
             reason="PROTOCOL_ERROR",
         )

@@ -32,6 +32,7 @@ def tokens(committed: Committed) -> gateway_pb2.GenerateResponse:
             token_ids=committed.token_ids,
             origins=[_ORIGINS[origin] for origin in committed.origins],
             text=committed.text,
+            log_probs=wire.encode_log_probs(committed.log_probs),
         )
     )
 

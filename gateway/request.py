@@ -82,6 +82,11 @@ async def read_generation(
         stop_strings=_read_stop_strings(request.stop_strings),
         include_stop=request.include_stop,
     )
+    if spec.sampling.min_tokens > ending.max_tokens:
+        raise InvalidArgument(
+            "sampling.min_tokens",
+            f"must be at most max_tokens = {ending.max_tokens}, got {spec.sampling.min_tokens}",
+        )
     speculation = request.speculation
     return Generation(
         spec,
@@ -160,12 +165,13 @@ def _read_committed(request: gateway_pb2.GenerateRequest, model: ModelIdentity) 
 
 def _read_sampling(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> SamplingParams:
     sampling = wire.decode_sampling(request.sampling)
-    check_ids(sampling.stop_token_ids, model, field="sampling.stop_token_ids")
-    if request.sampling.ignore_eos:
-        return sampling
-    # One list from here on: the client's own and the model's.
-    stops = dict.fromkeys(sampling.stop_token_ids + model.eos_token_ids)
-    return replace(sampling, stop_token_ids=tuple(stops))
+    for name, token_ids in sampling.token_ids_by_field.items():
+        check_ids(token_ids, model, field=f"sampling.{name}")
+    if not request.sampling.ignore_eos:
+        # One list from here on: the client's own and the model's.
+        stops = dict.fromkeys(sampling.stop_token_ids + model.eos_token_ids)
+        sampling = replace(sampling, stop_token_ids=tuple(stops))
+    return sampling
 
 
 def _read_rule(

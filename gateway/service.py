@@ -102,6 +102,7 @@ class GatewayService:
                     case "tokens":
                         answer.token_ids.extend(event.tokens.token_ids)
                         answer.origins.extend(event.tokens.origins)
+                        answer.log_probs.extend(event.tokens.log_probs)
                         texts.append(event.tokens.text)
                     case "finished":
                         answer.finished.CopyFrom(event.finished)

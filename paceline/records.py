@@ -67,11 +67,44 @@ class SamplingParams:
     """Number of likeliest tokens kept; 0 keeps all."""
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    """Tokens under this share of the largest probability are dropped; 0 keeps all."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    min_tokens: int = 0
+    """Output tokens before which the stop tokens are masked."""
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
+    num_log_probs: int | None = None
+    """Likeliest tokens told with each token's log-probability; None tells no log-probability."""
 
     @property
     def is_greedy(self) -> bool:
         """Whether the law is a point mass at the argmax."""
         return self.temperature == 0.0
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether anything acts before the temperature; most of it depends on the text so far."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+            or bool(self.banned_sequences)
+        )
+
+    @property
+    def token_ids_by_field(self) -> dict[str, tuple[int, ...]]:
+        """Every token id that a field names, for whoever knows the vocabulary."""
+        return {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(token_id for token_id, _ in self.logit_bias),
+            "banned_sequences": tuple(t for banned in self.banned_sequences for t in banned),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +152,17 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """Log-probabilities at one position: log-softmax of the raw logits, natural logarithm."""
+
+    chosen: float
+    """Of the committed token."""
+    top_token_ids: tuple[int, ...] = ()
+    """The likeliest ids, likeliest first."""
+    top_log_probs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the target says about one proposal. It always adds exactly one token."""
 
@@ -131,6 +175,8 @@ class Verdict:
     queue_s: float = 0.0
     forward_s: float = 0.0
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
+    log_probs: tuple[TokenLogProbs, ...] = ()
+    """One per token that it commits where asked for, else empty."""
 
 
 @dataclass(frozen=True, slots=True)

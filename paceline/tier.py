@@ -160,11 +160,15 @@ async def open_sequence(engine: Engine, session: SessionSpec) -> Sequence:
 
 
 def check_token_ids(session: SessionSpec, identity: ModelIdentity) -> None:
-    """Checks that the model knows a session's tokens.
+    """Checks that the model knows a session's tokens, and those that its parameters name.
 
     Raises:
         InvalidArgument: an id is outside the vocabulary.
     """
     size = identity.vocabulary_size
-    if max(session.token_ids) >= size:
-        raise InvalidArgument("session.token_ids", f"ids must be under {size}")
+    fields = {"token_ids": session.token_ids} | {
+        f"sampling.{name}": ids for name, ids in session.sampling.token_ids_by_field.items()
+    }
+    for name, ids in fields.items():
+        if max(ids, default=0) >= size:
+            raise InvalidArgument(f"session.{name}", f"ids must be under {size}")

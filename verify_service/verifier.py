@@ -10,8 +10,10 @@ import asyncio
 
 from paceline.engine import rejection
 from paceline.engine.draws import Draws
-from paceline.engine.engine import Engine, Extend, Job
+from paceline.engine.engine import Engine
+from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import decode_laws
+from paceline.engine.log_probs import token_log_probs
 from paceline.engine.sequence import Sequence
 from paceline.errors import Aborted, InvalidArgument, Unimplemented
 from paceline.records import (
@@ -19,6 +21,7 @@ from paceline.records import (
     Opened,
     Proposal,
     SessionSpec,
+    TokenLogProbs,
     Verdict,
     VerificationRule,
 )
@@ -117,7 +120,16 @@ class VerifySession:
             queue_s=extended.queue_s,
             forward_s=extended.forward_s,
             load=self._verifier.engine.load,
+            log_probs=self._log_probs(extended, proposal.base_length),
         )
+
+    def _log_probs(self, extended: Extended, base_length: int) -> tuple[TokenLogProbs, ...]:
+        """Those of what was just committed, where the session asks for them."""
+        num_top = self._spec.sampling.num_log_probs
+        if num_top is None or extended.logits is None:
+            return ()
+        committed = self._sequence.token_ids[base_length:]
+        return token_log_probs(extended.logits[: len(committed)], committed, num_top)
 
     def _check(self, proposal: Proposal) -> None:
         length, num_tokens = self._committed_length, len(proposal.token_ids)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 
 from draft_service.drafters.history import CommittedLength, chain_length
 from paceline.engine.draws import Draws, Role
-from paceline.engine.engine import Engine, Extend, Job
-from paceline.engine.law import IntegerLaw, encode_sparse, truncate
+from paceline.engine.engine import Engine
+from paceline.engine.job import Extend, Job
+from paceline.engine.law import IntegerLaw, Law, encode_sparse, truncate
 from paceline.engine.sequence import Sequence
 from paceline.records import (
     Advance,
@@ -64,7 +66,8 @@ class ModelDraftSession:
     def __init__(self, drafter: ModelDrafter, spec: SessionSpec, sequence: Sequence) -> None:
         self._engine = drafter.engine
         self._identity = drafter.identity
-        self._spec = spec
+        # Log-probabilities are the target's to tell; the rest is copied, so that more is accepted.
+        self._sampling = replace(spec.sampling, num_log_probs=None)
         self._sequence = sequence
         self._draws = Draws(spec.seed)
         self._committed = CommittedLength(len(spec.token_ids))
@@ -89,7 +92,7 @@ class ModelDraftSession:
 
     def _prefill(self) -> Job[None]:
         """Runs all but the last token, which the first draft step runs."""
-        yield Extend(len(self._sequence) - 1, 0, self._spec.sampling)
+        yield Extend(len(self._sequence) - 1, 0, self._sampling)
 
     def _draft(self, before: int, advance: Advance, started_at: float) -> Job[Proposal]:
         """Catches up with what was committed, then draws token by token.
@@ -105,20 +108,24 @@ class ModelDraftSession:
         num_tokens = min(advance.num_draft_tokens, self._engine.options.max_draft_tokens, room)
         if num_tokens < 1:
             if room > 0:  # past the draft's own context there is nothing to keep warm
-                yield Extend(base_length - 1, 0, self._spec.sampling)
+                yield Extend(base_length - 1, 0, self._sampling)
             return Proposal(advance.round, base_length)
         laws: list[IntegerLaw] = []
+        length = num_tokens
         # To the end of the block even after a stop token: the time a proposal takes must not tell
         # what was drawn, or dropping a late one would bias the output.
         for position in range(num_tokens):
-            extended = yield Extend(len(sequence), 1, self._spec.sampling)
-            law = truncate(extended.laws[0])
+            extended = yield Extend(len(sequence), 1, self._sampling)
+            wanted = extended.laws[0]
+            if wanted.error is not None:  # masks left nothing: the proposal ends before here
+                length, wanted = min(length, position), Law.point(0)
+            law = truncate(wanted)
             bits = self._draws.bits(base_length, position, Role.DRAFT)
             sequence.append([law.draw(bits)])
             laws.append(law)
         drawn = sequence.token_ids[base_length:]
-        length = chain_length(drawn, self._spec.sampling.stop_token_ids)
-        is_greedy = self._spec.sampling.is_greedy
+        length = min(length, chain_length(drawn, self._sampling.stop_token_ids))
+        is_greedy = self._sampling.is_greedy
         return Proposal(
             round=advance.round,
             base_length=base_length,

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from paceline.engine import models
-from paceline.engine.engine import Engine, EngineOptions, Extend, Job
+from paceline.engine.engine import Engine, EngineOptions
+from paceline.engine.job import Extend, Job
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
 from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.models import LoadedModel, LoadOptions

@@ -1,9 +1,8 @@
 """The engine: one thread that runs steps for jobs, and hands their results back as futures.
 
-A job is a generator that owns one sequence's next piece of work: it yields `Extend` whenever it
-needs the model, is resumed with the laws, and returns its result. Verifying a proposal yields once;
-drafting k tokens yields k times. The thread batches whatever all jobs want into the next step, so
-no job knows of any other. Sequences, blocks and the cache are touched by this thread alone.
+A job (`job.py`) yields what it wants from the model and is resumed with the laws. The thread
+batches whatever all jobs want into the next step, so no job knows of any other. Sequences, blocks
+and the cache are touched by this thread alone.
 
 It knows no gRPC and no event loop.
 """
@@ -13,12 +12,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.history import History, row_histories
+from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
 from paceline.engine.mailbox import Mailbox
 from paceline.engine.sampling import target_laws
@@ -42,29 +45,6 @@ class EngineOptions:
     max_draft_tokens: int = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """A job's request: run the first `length` tokens, and give laws for the last rows."""
-
-    length: int
-    num_laws: int
-    sampling: SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Extended:
-    """What a job gets back: the law after each of the last rows, and how long it took."""
-
-    laws: list[Law]
-    queue_s: float
-    """From the request to the start of its first step."""
-    forward_s: float
-    """In steps, from the first to the last."""
-
-
-Job = Generator[Extend, Extended, T]
-
-
 @dataclass(slots=True, eq=False)
 class _Task:
     """A job in flight."""
@@ -81,6 +61,17 @@ class _Task:
         """What the scheduler has to know of it."""
         assert self.request is not None
         return Demand(self.sequence, self.request.length, self.request.num_laws)
+
+    def rows(self, num_rows: int) -> list[tuple[SamplingParams, History | None]]:
+        """What the last rows of the request need to become laws."""
+        if self.request is None or num_rows == 0:
+            return []
+        params, sequence = self.request.sampling, self.sequence
+        if not params.adjusts_logits:
+            return [(params, None)] * num_rows
+        ids = sequence.token_ids[: self.request.length]
+        histories = row_histories(ids, prompt_length=sequence.prompt_length, num_rows=num_rows)
+        return [(params, history) for history in histories]
 
 
 class Engine:
@@ -233,7 +224,7 @@ class Engine:
         for task in tasks:
             task.started_at = task.started_at or started_at
         try:
-            laws = self._forward(plan, tasks)
+            logits, laws = self._forward(plan, tasks)
         except Exception as error:  # the engine outlives whatever one step did
             self.num_failed_steps += 1
             for task in tasks:
@@ -245,25 +236,26 @@ class Engine:
             task.sequence.register_prefix()
             if task.request is not None and span.end == task.request.length:
                 own, laws = laws[: span.num_logits], laws[span.num_logits :]
+                raw, logits = logits[: span.num_logits], logits[span.num_logits :]
                 now = time.perf_counter()
-                self._resume(
-                    task, Extended(own, task.started_at - task.asked_at, now - task.started_at)
-                )
+                queue_s, forward_s = task.started_at - task.asked_at, now - task.started_at
+                is_asked = task.request.sampling.num_log_probs is not None
+                self._resume(task, Extended(own, queue_s, forward_s, raw if is_asked else None))
         return True
 
-    def _forward(self, plan: Plan, tasks: list[_Task]) -> list[Law]:
+    def _forward(self, plan: Plan, tasks: list[_Task]) -> tuple[torch.Tensor, list[Law]]:
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         step = plan.step(self._pool.block_size)
         self._num_rows = step.num_rows
         logits = self._runner.run(step)
-        sampling = [
-            task.request.sampling
+        rows = [
+            row
             for task, span in zip(tasks, plan.spans, strict=True)
-            if task.request is not None
-            for _ in range(span.num_logits)
+            for row in task.rows(span.num_logits)
         ]
-        return target_laws(logits, sampling) if sampling else []
+        params, histories = [p for p, _ in rows], [h for _, h in rows]
+        return logits, target_laws(logits, params, histories) if rows else []
 
     def _resume(self, task: _Task, extended: Extended | None) -> None:
         """Lets a job go on until it wants rows that are not in the cache, or ends."""

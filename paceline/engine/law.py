@@ -29,6 +29,8 @@ class Law:
     """Ascending ids [n]."""
     probabilities: Floats
     """Probabilities [n], which sum to 1 up to rounding."""
+    error: Exception | None = None
+    """Why there is no law here, where that is not our bug."""
 
     @classmethod
     def point(cls, token_id: int) -> Law:
@@ -36,9 +38,9 @@ class Law:
         return cls(np.array([token_id], dtype=np.int64), np.ones(1))
 
     @classmethod
-    def void(cls) -> Law:
-        """Returns what stands where no law exists; reading it raises RuntimeError."""
-        return cls(np.empty(0, dtype=np.int64), np.empty(0))
+    def void(cls, error: Exception | None = None) -> Law:
+        """Returns what stands where no law exists; reading it raises `error` or RuntimeError."""
+        return cls(np.empty(0, dtype=np.int64), np.empty(0), error)
 
     def probability(self, token_id: int) -> float:
         """Returns the probability of one token."""
@@ -69,7 +71,7 @@ class Law:
 
     def _require_mass(self) -> None:
         if len(self.token_ids) == 0:
-            raise RuntimeError(
+            raise self.error or RuntimeError(
                 "a row without a law was read: its logits are all -inf or not finite"
             )
 

@@ -1,8 +1,9 @@
-"""Logits to laws: temperature, then top-k, then top-p, then softmax.
+"""Logits to laws: penalties, bias, masks; temperature, top-k, top-p, min-p; softmax.
 
 The one place where sampling parameters meet logits, for plain and speculative rows alike, one row
 at a time: a row's law cannot depend on the rows beside it. It knows no session, no draft and no
-randomness. The order of tokens is total everywhere: by logit, then by lowest id.
+randomness. The order of tokens is total everywhere: by logit, then by lowest id. What comes before
+the temperature, and may depend on the text so far, is in `adjustment.py`.
 """
 
 from __future__ import annotations
@@ -10,36 +11,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from paceline.engine.adjustment import Row, adjusted
+from paceline.engine.history import History
 from paceline.engine.law import Floats, Ids, Law
+from paceline.errors import InvalidArgument
 from paceline.records import SamplingParams
-
-Row = npt.NDArray[np.float32]
 
 _MIN_CUT_TEMPERATURE = 1e-30
 """Least temperature that decides a top-p cut, which is float32; the law uses the true one."""
 
+_NOTHING_LEFT = "min_tokens, banned_sequences and the model's own law leave no token at this place"
 
-def target_laws(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Law]:
+
+def target_laws(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    histories: Sequence[History | None] | None = None,
+) -> list[Law]:
     """Returns the law of each row.
 
     Args:
         logits: Float32 [R, V], on any device; -inf masks a token.
         params: Sampling parameters [R].
+        histories: The text before each row [R]; read only where `params` adjust the logits.
 
     Returns:
         R laws. A row that is all -inf, or holds NaN or inf, becomes `Law.void()`, which raises
-        RuntimeError where it is read: behind an impossible draft token nobody does.
+        RuntimeError where it is read: behind an impossible draft token nobody does. Where the
+        client's own masks left nothing, it raises InvalidArgument instead.
     """
-    if all(wanted.is_greedy for wanted in params):
+    if all(wanted.is_greedy and not wanted.adjusts_logits for wanted in params):
         tokens, finite = _argmax(logits)
         return [Law.point(t) if ok else Law.void() for t, ok in zip(tokens, finite, strict=True)]
     all_ids = np.arange(logits.shape[1])
+    behind = histories or [None] * len(params)
     with np.errstate(over="ignore"):  # a far token divided by a tiny temperature: -inf is meant
         rows = logits.detach().cpu().numpy()
-        return [_law(row, all_ids, wanted) for row, wanted in zip(rows, params, strict=True)]
+        return [
+            _law(row, all_ids, wanted, history)
+            for row, wanted, history in zip(rows, params, behind, strict=True)
+        ]
 
 
 def greedy_tokens(logits: torch.Tensor) -> list[int]:
@@ -64,34 +77,48 @@ def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
     return peaks.tolist(), np.isfinite(rows[np.arange(len(rows)), peaks]).tolist()
 
 
-def _law(row: Row, ids: Ids, params: SamplingParams) -> Law:
+def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) -> Law:
     """Returns the law of one row [V]; `ids` is 0 .. V-1, shared by all rows that keep them all."""
     peak = row.max()
     if not np.isfinite(peak):
         return Law.void()
+    if params.adjusts_logits:
+        if history is None:
+            raise ValueError("these parameters depend on a history, and there is none")
+        row = adjusted(row, params, history)
+        peak = row.max()
+        if peak == -np.inf:
+            return Law.void(InvalidArgument("sampling", _NOTHING_LEFT, reason="NO_TOKEN_LEFT"))
     if params.is_greedy:
         return Law.point(int(row.argmax()))
     values = row
     if 0 < params.top_k < len(row):
-        ids = _top_k(row, params.top_k)
+        ids = top_k_ids(row, params.top_k)
         values = row[ids]
     if params.top_p < 1.0:
         kept = _top_p(values, peak, params.temperature, params.top_p)
         ids, values = ids[kept], values[kept]
-    return Law(ids, _softmax(values, peak, params.temperature))
+    weights = _weights(values, peak, params.temperature)
+    if params.min_p > 0.0:
+        kept = np.flatnonzero(weights >= params.min_p)
+        ids, weights = ids[kept], weights[kept]
+    weights /= weights.sum()
+    return Law(ids, weights)
 
 
-def _softmax(values: Row, peak: np.float32, temperature: float) -> Floats:
-    """Returns probabilities in float64; the peak goes before the division, so nothing overflows."""
+def _weights(values: Row, peak: np.float32, temperature: float) -> Floats:
+    """Returns shares of the largest probability in float64.
+
+    The peak goes before the division, so nothing overflows.
+    """
     weights = values.astype(np.float64)
     weights -= peak
     weights /= temperature
     np.exp(weights, out=weights)
-    weights /= weights.sum()
     return weights
 
 
-def _top_k(row: Row, count: int) -> Ids:
+def top_k_ids(row: Row, count: int) -> Ids:
     """Returns the ascending ids of the `count` likeliest tokens."""
     return _likeliest(row, count, np.partition(row, -count)[-count])
 

@@ -118,7 +118,10 @@ Global___VerdictKind: _TypeAlias = VerdictKind  # noqa: Y015
 @_typing.final
 class SamplingParams(_message.Message):
     """What a client asks of the sampler. A field that the serving build cannot honour is refused with
-    INVALID_ARGUMENT; none is ever ignored.
+    INVALID_ARGUMENT; none is ever ignored. The order is that of plain decoding, at every row:
+    repetition, presence and frequency penalty, logit_bias, masks (min_tokens, banned_sequences),
+    temperature, top_k, top_p, min_p. Where the masks leave no token the generation ends with
+    INVALID_ARGUMENT, reason NO_TOKEN_LEFT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -165,28 +168,36 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """Smallest probability mass kept, likeliest first, in (0, 1]. Unset means 1."""
     min_p: _builtins.float
-    """Tokens under min_p times the largest probability are dropped, in [0, 1]. Unset means 0."""
+    """Tokens under min_p times the largest probability, after temperature, are dropped, in [0, 1].
+    Unset means 0.
+    """
     repetition_penalty: _builtins.float
-    """Divides (positive) or multiplies (negative) logits of tokens seen in prompt or output, over 0.
-    Unset means 1.
+    """Divides (positive) or multiplies (negative) logits of tokens seen in prompt or output, in
+    [0.01, 100]. Unset means 1.
     """
     presence_penalty: _builtins.float
-    """Subtracted once from the logit of each token present in the output. Unset means 0."""
+    """Subtracted once from the logit of each token present in the output, in [-100, 100]. Unset
+    means 0.
+    """
     frequency_penalty: _builtins.float
-    """Subtracted from the logit of each output token per occurrence. Unset means 0."""
+    """Subtracted from the logit of each output token per occurrence, in [-100, 100]. Unset means 0."""
     min_tokens: _builtins.int
-    """Number of output tokens before which stop tokens are masked, at least 0."""
+    """Number of output tokens before which stop tokens are masked, at least 0 and at most
+    max_tokens. Stop strings end the generation all the same.
+    """
     ignore_eos: _builtins.bool
     """Lets the generation run past the model's own end-of-sequence ids."""
     log_prob_count: _builtins.int
-    """Number of alternatives whose log-probabilities are returned with each token, at least 0; 0
-    returns the chosen token's alone. Unset returns none.
+    """Number of likeliest tokens whose log-probabilities are returned with each token, in [0, 64];
+    0 returns the chosen token's alone. Unset returns none.
     """
     prompt_log_prob_count: _builtins.int
     """The same for the tokens of the prompt."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logit of each named token id, before temperature. Empty adds nothing."""
+        """Added to the logit of each named token id, in [-100, 100], for at most 1024 ids, each under
+        the vocabulary size. Empty adds nothing.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -194,7 +205,9 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def banned_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___BannedSequence]:
-        """Token sequences that must not appear in the output."""
+        """Token sequences that must not appear in the output, at most 1024. One that begins in the
+        prompt is none.
+        """
 
     @_builtins.property
     def constraint(self) -> Global___Constraint:
@@ -271,7 +284,7 @@ class BannedSequence(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The ids in order, at least one."""
+        """The ids in order, 1 to 64, each under the vocabulary size."""
 
     def __init__(
         self,
@@ -517,7 +530,9 @@ class TokenLogProbs(_message.Message):
     """Of the committed token, in natural logarithm."""
     @_builtins.property
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The likeliest token ids, likeliest first."""
+        """The likeliest token ids, likeliest first, of equals the lowest; those of probability 0 are
+        left out.
+        """
 
     @_builtins.property
     def top_log_probs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

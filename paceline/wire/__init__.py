@@ -19,6 +19,7 @@ from paceline.wire.rounds import (
     decode_proposal,
     decode_verdict,
     encode_advance,
+    encode_log_probs,
     encode_proposal,
     encode_verdict,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "encode_draft_opened",
     "encode_identity",
     "encode_load",
+    "encode_log_probs",
     "encode_proposal",
     "encode_rule",
     "encode_sampling",

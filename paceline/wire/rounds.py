@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.errors import InvalidArgument
 from paceline.records import (
     Advance,
     LawEncoding,
     Proposal,
+    TokenLogProbs,
     Verdict,
     VerdictKind,
 )
@@ -76,6 +79,10 @@ def decode_verdict(message: speculation_pb2.Verdict) -> Verdict:
         queue_s=seconds(message.queue_duration),
         forward_s=seconds(message.forward_duration),
         load=decode_load(message.load),
+        log_probs=tuple(
+            TokenLogProbs(one.chosen, tuple(one.top_token_ids), tuple(one.top_log_probs))
+            for one in message.log_probs
+        ),
     )
 
 
@@ -90,7 +97,18 @@ def encode_verdict(verdict: Verdict) -> speculation_pb2.Verdict:
         queue_duration=duration(verdict.queue_s),
         forward_duration=duration(verdict.forward_s),
         load=encode_load(verdict.load),
+        log_probs=encode_log_probs(verdict.log_probs),
     )
+
+
+def encode_log_probs(log_probs: Iterable[TokenLogProbs]) -> list[speculation_pb2.TokenLogProbs]:
+    """The messages of the log-probabilities of some tokens."""
+    return [
+        speculation_pb2.TokenLogProbs(
+            chosen=one.chosen, top_token_ids=one.top_token_ids, top_log_probs=one.top_log_probs
+        )
+        for one in log_probs
+    ]
 
 
 def decode_advance(message: draft_pb2.Advance) -> Advance:

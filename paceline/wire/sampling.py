@@ -9,8 +9,20 @@ from paceline.records import (
 )
 from paceline.v1 import speculation_pb2
 
-MAX_TEMPERATURE = 100.0
 UNSUPPORTED = "is not supported by this build"
+MAX_BIASES = 1024
+MAX_BANNED_SEQUENCES = 1024
+MAX_BANNED_LENGTH = 64
+MAX_LOG_PROBS = 64
+# Name: default, least and greatest value.
+_RANGES = {
+    "temperature": (1.0, 0.0, 100.0),
+    "min_p": (0.0, 0.0, 1.0),
+    "repetition_penalty": (1.0, 0.01, 100.0),
+    "presence_penalty": (0.0, -100.0, 100.0),
+    "frequency_penalty": (0.0, -100.0, 100.0),
+}
+_BIAS_RANGE = (-100.0, 100.0)
 
 
 def decode_sampling(
@@ -21,48 +33,94 @@ def decode_sampling(
     Raises:
         InvalidArgument: a value is out of range, or a parameter is not supported.
     """
-    _refuse_unsupported(message, field)
-    temperature = message.temperature if message.HasField("temperature") else 1.0
-    if not 0.0 <= temperature <= MAX_TEMPERATURE:  # also false for NaN
-        raise InvalidArgument(
-            f"{field}.temperature", f"must be in [0, {MAX_TEMPERATURE:g}], got {temperature:g}"
-        )
+    for name in ("prompt_log_prob_count", "constraint"):
+        if message.HasField(name):
+            raise InvalidArgument(f"{field}.{name}", UNSUPPORTED, reason="UNSUPPORTED_PARAMETER")
     top_k = message.top_k if message.HasField("top_k") else 0
     if message.HasField("top_k") and top_k < 1:
         raise InvalidArgument(f"{field}.top_k", f"must be at least 1, got {top_k}")
     top_p = message.top_p if message.HasField("top_p") else 1.0
-    if not 0.0 < top_p <= 1.0:
+    if not 0.0 < top_p <= 1.0:  # also false for NaN
         raise InvalidArgument(f"{field}.top_p", f"must be in (0, 1], got {top_p:g}")
-    return SamplingParams(temperature, top_k, top_p, tuple(message.stop_token_ids))
+    if message.min_tokens < 0:
+        raise InvalidArgument(
+            f"{field}.min_tokens", f"must be at least 0, got {message.min_tokens}"
+        )
+    return SamplingParams(
+        top_k=top_k,
+        top_p=top_p,
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=_decode_bias(message, f"{field}.logit_bias"),
+        min_tokens=message.min_tokens,
+        banned_sequences=_decode_banned(message, f"{field}.banned_sequences"),
+        num_log_probs=_decode_log_prob_count(message, f"{field}.log_prob_count"),
+        **{name: _decode_number(message, name, field) for name in _RANGES},
+    )
 
 
-def _refuse_unsupported(message: speculation_pb2.SamplingParams, field: str) -> None:
-    """Refuses every parameter that would change the law and is not served yet."""
-    active = {
-        "min_p": message.min_p != 0.0,
-        "repetition_penalty": message.HasField("repetition_penalty")
-        and message.repetition_penalty != 1.0,
-        "presence_penalty": message.presence_penalty != 0.0,
-        "frequency_penalty": message.frequency_penalty != 0.0,
-        "logit_bias": bool(message.logit_bias),
-        "min_tokens": message.min_tokens != 0,
-        "banned_sequences": bool(message.banned_sequences),
-        "log_prob_count": message.HasField("log_prob_count"),
-        "prompt_log_prob_count": message.HasField("prompt_log_prob_count"),
-        "constraint": message.HasField("constraint"),
-    }
-    for name, is_active in active.items():
-        if is_active:
-            raise InvalidArgument(f"{field}.{name}", UNSUPPORTED, reason="UNSUPPORTED_PARAMETER")
+def _decode_number(message: speculation_pb2.SamplingParams, name: str, field: str) -> float:
+    default, least, greatest = _RANGES[name]
+    if not message.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
+        return default
+    value = float(getattr(message, name))
+    _check_range(value, least, greatest, f"{field}.{name}")
+    return value
+
+
+def _check_range(value: float, least: float, greatest: float, field: str) -> None:
+    if not least <= value <= greatest:  # also false for NaN
+        raise InvalidArgument(field, f"must be in [{least:g}, {greatest:g}], got {value:g}")
+
+
+def _decode_bias(
+    message: speculation_pb2.SamplingParams, field: str
+) -> tuple[tuple[int, float], ...]:
+    if len(message.logit_bias) > MAX_BIASES:
+        raise InvalidArgument(
+            field, f"must name at most {MAX_BIASES} ids, got {len(message.logit_bias)}"
+        )
+    for token_id, bias in message.logit_bias.items():
+        _check_range(bias, *_BIAS_RANGE, f"{field}[{token_id}]")
+    return tuple(sorted(message.logit_bias.items()))
+
+
+def _decode_banned(
+    message: speculation_pb2.SamplingParams, field: str
+) -> tuple[tuple[int, ...], ...]:
+    if len(message.banned_sequences) > MAX_BANNED_SEQUENCES:
+        raise InvalidArgument(
+            field,
+            f"must hold at most {MAX_BANNED_SEQUENCES}, got {len(message.banned_sequences)}",
+        )
+    for index, banned in enumerate(message.banned_sequences):
+        if not 1 <= len(banned.token_ids) <= MAX_BANNED_LENGTH:
+            raise InvalidArgument(
+                f"{field}[{index}]",
+                f"must have 1 to {MAX_BANNED_LENGTH} ids, got {len(banned.token_ids)}",
+            )
+    return tuple(tuple(banned.token_ids) for banned in message.banned_sequences)
+
+
+def _decode_log_prob_count(message: speculation_pb2.SamplingParams, field: str) -> int | None:
+    if not message.HasField("log_prob_count"):
+        return None
+    _check_range(message.log_prob_count, 0, MAX_LOG_PROBS, field)
+    return message.log_prob_count
 
 
 def encode_sampling(sampling: SamplingParams) -> speculation_pb2.SamplingParams:
     """The message of a record."""
     return speculation_pb2.SamplingParams(
-        temperature=sampling.temperature,
         top_k=sampling.top_k or None,
         top_p=sampling.top_p,
         stop_token_ids=sampling.stop_token_ids,
+        logit_bias=dict(sampling.logit_bias),
+        min_tokens=sampling.min_tokens,
+        banned_sequences=[
+            speculation_pb2.BannedSequence(token_ids=banned) for banned in sampling.banned_sequences
+        ],
+        log_prob_count=sampling.num_log_probs,
+        **{name: getattr(sampling, name) for name in _RANGES},
     )
 
 

@@ -13,7 +13,8 @@ import torch
 from paceline.engine import assembly
 from paceline.engine.assembly import EngineSettings, assemble
 from paceline.engine.attention import CpuRows
-from paceline.engine.engine import Engine, Extend, Job
+from paceline.engine.engine import Engine
+from paceline.engine.job import Extend, Job
 from paceline.engine.models import LoadedModel
 from paceline.engine.sequence import Sequence
 from paceline.engine.table_model import TableModel

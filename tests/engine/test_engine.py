@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.engine import Engine, EngineOptions, Extend, Extended, Job
+from paceline.engine.engine import Engine, EngineOptions
+from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
 from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.sequence import Sequence
