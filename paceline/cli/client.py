@@ -52,6 +52,15 @@ class GenerationOptions:
     num_draft_tokens: int | None = None
     """Length of every proposal, 0 for plain decoding; None adapts it."""
     ignore_eos: bool = False
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)."""
+    min_tokens: int = 0
+    num_log_probs: int | None = None
+    """Likeliest tokens told with each token's log-probability; None tells none."""
 
     def request(self, prompt: gateway_pb2.Prompt) -> gateway_pb2.GenerateRequest:
         """The message for one prompt."""
@@ -62,6 +71,13 @@ class GenerationOptions:
                 top_p=self.top_p,
                 top_k=self.top_k,
                 ignore_eos=self.ignore_eos,
+                min_p=self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty,
+                frequency_penalty=self.frequency_penalty,
+                logit_bias=dict(self.logit_bias),
+                min_tokens=self.min_tokens,
+                log_prob_count=self.num_log_probs,
             ),
             max_tokens=self.max_tokens,
             stop_strings=self.stop,
@@ -84,6 +100,8 @@ class Generation:
     """gateway_pb2.TokenOrigin of each id."""
     started: gateway_pb2.Started
     finished: gateway_pb2.Finished
+    log_probs: tuple[speculation_pb2.TokenLogProbs, ...] = ()
+    """One per id where asked for, else empty."""
 
     @property
     def stats(self) -> gateway_pb2.GenerationStats:
@@ -93,6 +111,7 @@ class Generation:
     def as_json(self) -> dict[str, Any]:
         """The object that `paceline generate --json` prints."""
         reason = gateway_pb2.FinishReason.Name(self.finished.finish_reason)
+        told = {"log_probs": _log_probs_as_json(self.log_probs)} if self.log_probs else {}
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -102,6 +121,7 @@ class Generation:
                 "completion_tokens": self.finished.usage.completion_token_count,
             },
             "stats": stats_as_json(self.stats),
+            **told,
         }
 
 
@@ -120,6 +140,22 @@ def stats_as_json(stats: gateway_pb2.GenerationStats) -> dict[str, Any]:
         "wire_bytes_per_token": stats.wire_bytes_per_token,
         "fallbacks": dict(stats.fallbacks),
     }
+
+
+def _log_probs_as_json(
+    log_probs: Sequence[speculation_pb2.TokenLogProbs],
+) -> list[dict[str, Any]]:
+    """One object per token: its own log-probability, and those of the likeliest ids."""
+    return [
+        {
+            "chosen": one.chosen,
+            "top": [
+                {"token_id": token_id, "log_prob": log_prob}
+                for token_id, log_prob in zip(one.top_token_ids, one.top_log_probs, strict=True)
+            ],
+        }
+        for one in log_probs
+    ]
 
 
 def text_prompt(text: str) -> gateway_pb2.Prompt:
@@ -146,6 +182,7 @@ async def generate(
     text: list[str] = []
     token_ids: list[int] = []
     origins: list[int] = []
+    log_probs: list[speculation_pb2.TokenLogProbs] = []
     async for event in gateway.Generate(request):
         match event.WhichOneof("event"):
             case "started":
@@ -154,8 +191,11 @@ async def generate(
                 text.append(event.tokens.text)
                 token_ids += event.tokens.token_ids
                 origins += event.tokens.origins
+                log_probs += event.tokens.log_probs
                 if on_tokens is not None:
                     await on_tokens(event.tokens)
             case "finished":
                 finished = event.finished
-    return Generation("".join(text), tuple(token_ids), tuple(origins), started, finished)
+    return Generation(
+        "".join(text), tuple(token_ids), tuple(origins), started, finished, tuple(log_probs)
+    )

@@ -29,9 +29,19 @@ from paceline.v1 import gateway_pb2
 @address_option
 @click.option("--raw", is_flag=True, help="Take the prompt as plain text, without chat template.")
 @generation_options
+@click.option(
+    "--logprobs",
+    "num_log_probs",
+    type=click.INT,
+    default=None,
+    show_default="none",
+    help="Log-probability of each token, with those of the N likeliest; needs --json.",
+)
 @json_option
 def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Generates from PROMPT, one user turn of the chat template; `-` reads standard input."""
+    if options["num_log_probs"] is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
     text = sys.stdin.read() if prompt == "-" else prompt
     message = text_prompt(text) if raw else chat_prompt([("user", text)])
     run(_generate(address, message, collect(options), as_json))

@@ -35,6 +35,28 @@ class DraftLength(click.ParamType[Any]):
         return int(value)
 
 
+class Bias(click.ParamType[Any]):
+    """A token id and what is added to its logit, written ID=VALUE."""
+
+    name = "ID=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """The pair.
+
+        Raises:
+            click.BadParameter: it is no pair of an id and a number.
+        """
+        token_id, _, bias = str(value).partition("=")
+        try:
+            if token_id.isdecimal() and int(token_id) < 2**32:
+                return int(token_id), float(bias)
+        except ValueError:
+            pass
+        self.fail(f"{value!r} is not an id and a number, as in 42=-1.5", param, ctx)
+
+
 def address_option(command: _Command) -> _Command:
     """Adds `--address`."""
     return click.option(
@@ -57,6 +79,17 @@ def generation_options(command: _Command) -> _Command:
         _optional("--temperature", click.FLOAT, "Divisor of the logits; 0 is greedy.", "1"),
         _optional("--top-p", click.FLOAT, "Probability mass kept, in (0, 1].", "1"),
         _optional("--top-k", click.INT, "Number of likeliest tokens kept.", "all"),
+        _optional("--min-p", click.FLOAT, "Least share of the largest probability kept.", "0"),
+        _optional("--repetition-penalty", click.FLOAT, "Divisor of logits already seen.", "1"),
+        _optional("--presence-penalty", click.FLOAT, "Taken from logits in the output.", "0"),
+        _optional("--frequency-penalty", click.FLOAT, "The same, per occurrence.", "0"),
+        click.option(
+            "--logit-bias", type=Bias(), multiple=True, help="Added to a token's logit; repeatable."
+        ),
+        click.option(
+            "--min-tokens", type=click.INT, default=0, help="Output tokens before any stop token."
+        ),
+        click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end."),
         _optional("--seed", UINT64, "Seed of every draw.", "fresh"),
         click.option("--stop", multiple=True, help="String that ends the output; repeatable."),
         click.option(

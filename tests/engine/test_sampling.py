@@ -7,8 +7,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from paceline.engine.history import History
 from paceline.engine.law import Law
 from paceline.engine.sampling import greedy_tokens, target_laws
+from paceline.errors import InvalidArgument
 from paceline.records import SamplingParams
 
 INF, NAN = float("inf"), float("nan")
@@ -37,6 +39,7 @@ def reference(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.ND
     held, count = 0.0, 0
     while count < len(order) and held < params.top_p * weights.sum():
         held, count = held + weights[count], count + 1
+    count = min(count, int((weights >= params.min_p).sum()))
     if params.temperature == 0.0:
         count = 1
     row = np.zeros(len(logits))
@@ -56,6 +59,9 @@ ALL_PARAMS = [
     SamplingParams(top_p=0.6),
     SamplingParams(temperature=0.7, top_k=4, top_p=0.8),
     SamplingParams(top_k=10**6, top_p=0.9),
+    SamplingParams(min_p=0.3),
+    SamplingParams(min_p=1.0),
+    SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1),
 ]
 
 
@@ -168,3 +174,53 @@ def test_greedy_tokens_of_no_logits_is_our_bug(bad: list[float]) -> None:
 def test_no_rows_no_laws() -> None:
     """A step may want no logits at all."""
     assert [] == target_laws(torch.empty(0, 5), [])
+
+
+def test_min_p_is_a_share_of_the_largest_after_temperature() -> None:
+    """B34: of (.5, .3, .2) 0.3 is 0.6 of the largest; at temperature 0.5 it is 0.36 of it."""
+    logits = np.log([0.5, 0.3, 0.2]).tolist()
+    assert [0, 1] == one_law(logits, min_p=0.5).token_ids.tolist()
+    assert [0] == one_law(logits, min_p=0.5, temperature=0.5).token_ids.tolist()
+    assert [0, 1, 2] == one_law(logits, min_p=0.5, temperature=2.0).token_ids.tolist()
+
+
+NOTHING = History(np.array([0]), 1)
+BANNED = SamplingParams(banned_sequences=((0,), (2,)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1.0])
+def test_adjustments_come_before_the_rest(temperature: float) -> None:
+    """B30: greedy too; what a bias lifts is what top-k keeps."""
+    params = SamplingParams(temperature, top_k=1, logit_bias=((0, 5.0),))
+    (law,) = target_laws(torch.tensor([[0.0, 3.0, 1.0]]), [params], [NOTHING])
+    assert ([0], [1.0]) == (law.token_ids.tolist(), law.probabilities.tolist())
+
+
+def test_rows_with_and_without_adjustments_do_not_meet() -> None:
+    """One row's mask is nobody else's, and a row without one needs no history."""
+    logits = torch.tensor([[3.0, 2.0, 1.0]] * 3)
+    laws = target_laws(
+        logits, [SamplingParams(0.0), BANNED, SamplingParams(0.0)], [None, NOTHING, None]
+    )
+    assert [[0], [1], [0]] == [
+        [t for t, p in zip(law.token_ids.tolist(), law.probabilities, strict=True) if p > 0]
+        for law in laws
+    ]
+    assert [[3.0, 2.0, 1.0]] * 3 == logits.tolist()
+
+
+def test_a_missing_history_is_our_bug() -> None:
+    """Never silently the law of an empty text."""
+    with pytest.raises(ValueError, match="history"):
+        target_laws(torch.zeros(1, 3), [BANNED])
+
+
+def test_masks_that_leave_nothing_are_the_clients() -> None:
+    """The row fails where it is read, as the client's mistake; a row with NaN stays ours."""
+    logits = torch.tensor([[1.0, -INF, 0.0], [NAN, 0.0, 0.0]])
+    masked, broken = target_laws(logits, [BANNED] * 2, [NOTHING] * 2)
+    with pytest.raises(InvalidArgument, match="leave no token") as refused:
+        masked.probability(0)
+    assert "NO_TOKEN_LEFT" == refused.value.reason
+    with pytest.raises(RuntimeError, match="row without a law"):
+        broken.probability(0)

@@ -20,6 +20,8 @@ from paceline.records import LawEncoding, Proposal, VerificationRule
 
 Prefix = tuple[int, ...]
 Model = Callable[[Prefix], Law]
+Rows = Callable[[Prefix, Prefix], list[Law]]
+"""From a prefix and draft tokens to the k+1 laws of one forward pass."""
 Proposer = Callable[[Prefix], tuple[Law, Law]]
 """From a prefix to the law that is drawn from and the law that is shipped; equal where honest."""
 
@@ -49,6 +51,8 @@ class Enumeration:
     target: Model
     proposer: Proposer
     num_draft_tokens: int
+    rows: Rows | None = None
+    """How the rows of a proposal come about; where unset, each from the target by itself."""
 
     def emitted_law(self, length: int) -> dict[Prefix, float]:
         """Returns the law of the first `length` tokens of rounds from an empty prefix."""
@@ -79,12 +83,17 @@ class Enumeration:
     def round_outcomes(self, prefix: Prefix) -> Iterator[tuple[float, int, Prefix, int]]:
         """Yields (probability, accepted, chain, next token) of one round."""
         for weight, chain, shipped in self._chains(prefix):
-            rows = [self.target((*prefix, *chain[:i])) for i in range(len(chain) + 1)]
+            rows = self._rows(prefix, chain)
             tests = rejection.acceptance(self.rule, rows, shipped, chain)
             for chance, uniforms in _patterns(tests.probabilities):
                 count = rejection.accepted_length(self.rule, tests.probabilities, uniforms)
                 for token, p in _support(rejection.next_law(tests, rows, shipped, count)):
                     yield weight * chance * p, count, chain, token
+
+    def _rows(self, prefix: Prefix, chain: Prefix) -> list[Law]:
+        if self.rows is not None:
+            return self.rows(prefix, chain)
+        return [self.target((*prefix, *chain[:i])) for i in range(len(chain) + 1)]
 
     def _chains(self, prefix: Prefix) -> Iterator[tuple[float, Prefix, list[Law]]]:
         """Yields (probability, draft tokens, shipped laws) of one proposal."""
