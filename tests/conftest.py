@@ -386,6 +386,14 @@ class Networks:
         self._generated[tuple(prompt)] = token_ids[len(prompt) :]
         return token_ids[len(prompt) :]
 
+    def log_probs(self, token_ids: Sequence[int]) -> Any:
+        """Log-softmax of the stock forward, NumPy [length, ids]; row i predicts token i + 1."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._stock(torch.tensor([list(token_ids)])).logits[0, :, :NUM_TINY_IDS]
+        return torch.log_softmax(logits.double(), dim=1).numpy()
+
     @cached_property
     def _stock(self) -> Any:
         from transformers import AutoModelForCausalLM
