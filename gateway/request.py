@@ -166,7 +166,12 @@ def _read_committed(request: gateway_pb2.GenerateRequest, model: ModelIdentity) 
 def _read_sampling(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> SamplingParams:
     sampling = wire.decode_sampling(request.sampling)
     for name, token_ids in sampling.token_ids_by_field.items():
-        check_ids(token_ids, model, field=f"sampling.{name}")
+        if max(token_ids, default=0) >= model.vocabulary_size:
+            raise InvalidArgument(
+                f"sampling.{name}",
+                f"ids must be under the vocabulary size of {model.vocabulary_size}, "
+                f"got {max(token_ids)}",
+            )
     if not request.sampling.ignore_eos:
         # One list from here on: the client's own and the model's.
         stops = dict.fromkeys(sampling.stop_token_ids + model.eos_token_ids)

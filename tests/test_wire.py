@@ -20,6 +20,7 @@ from paceline.records import (
     ReplicaLoad,
     SamplingParams,
     SessionSpec,
+    TokenLogProbs,
     Verdict,
     VerdictKind,
     VerificationRule,
@@ -41,7 +42,20 @@ IDENTITY = ModelIdentity(
 SESSION = SessionSpec(
     token_ids=(3, 1, 2**32 - 1),
     prompt_length=2,
-    sampling=SamplingParams(0.7, 5, 0.9, (1, 7)),
+    sampling=SamplingParams(
+        temperature=0.7,
+        top_k=5,
+        top_p=0.9,
+        stop_token_ids=(1, 7),
+        min_p=0.1,
+        repetition_penalty=1.25,
+        presence_penalty=-2.0,
+        frequency_penalty=0.5,
+        logit_bias=((3, -100.0), (2**32 - 1, 1.5)),
+        min_tokens=4,
+        banned_sequences=((1,), (2, 3)),
+        num_log_probs=0,
+    ),
     rule=VerificationRule.REJECTION_TOKEN,
     seed=2**64 - 1,
     sample_index=3,
@@ -51,7 +65,8 @@ SESSION = SessionSpec(
 )
 LOAD = ReplicaLoad(1, 2, 3, 4, 5, True)
 PROPOSAL = Proposal(2, 10, (4, 5), LawEncoding.SPARSE, b"\x00\xff", 0.25)
-VERDICT = Verdict(2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD)
+LOG_PROBS = (TokenLogProbs(-0.5), TokenLogProbs(-1.5, (7, 2), (-0.25, -2.0)))
+VERDICT = Verdict(2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD, LOG_PROBS)
 ADVANCE = Advance(3, 12, (4, 9), 6)
 
 
@@ -198,15 +213,6 @@ def test_top_k_out_of_range(top_k: int) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("min_p", 0.1),
-        ("min_p", math.nan),
-        ("repetition_penalty", 1.1),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -0.5),
-        ("logit_bias", {3: 1.0}),
-        ("min_tokens", 1),
-        ("banned_sequences", [speculation_pb2.BannedSequence(token_ids=[1])]),
-        ("log_prob_count", 0),
         ("prompt_log_prob_count", 0),
         ("constraint", speculation_pb2.Constraint(regex="a+")),
     ],
@@ -219,6 +225,35 @@ def test_unsupported_parameter(name: str, value: Any) -> None:
         field="session.sampling",
     )
     assert (f"session.sampling.{name}", "UNSUPPORTED_PARAMETER") == (error.field, error.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place", "limits"),
+    [
+        ("min_p", 1.01, "", "[0, 1], got 1.01"),
+        ("min_p", math.nan, "", "[0, 1], got nan"),
+        ("repetition_penalty", 0.0, "", "[0.01, 100], got 0"),
+        ("repetition_penalty", math.nan, "", "[0.01, 100], got nan"),
+        ("repetition_penalty", math.inf, "", "[0.01, 100], got inf"),
+        ("presence_penalty", 100.5, "", "[-100, 100], got 100.5"),
+        ("presence_penalty", math.nan, "", "[-100, 100], got nan"),
+        ("frequency_penalty", -math.inf, "", "[-100, 100], got -inf"),
+        ("logit_bias", {3: 1.0, 4: math.nan}, "[4]", "[-100, 100], got nan"),
+        ("logit_bias", {5: -101.0}, "[5]", "[-100, 100], got -101"),
+        ("logit_bias", dict.fromkeys(range(1025), 0.0), "", "at most 1024 ids, got 1025"),
+        ("min_tokens", -1, "", "at least 0, got -1"),
+        ("banned_sequences", [{"token_ids": [1]}, {}], "[1]", "1 to 64 ids, got 0"),
+        ("banned_sequences", [{"token_ids": [1] * 65}], "[0]", "1 to 64 ids, got 65"),
+        ("banned_sequences", [{"token_ids": [1]}] * 1025, "", "at most 1024, got 1025"),
+        ("log_prob_count", -1, "", "[0, 64], got -1"),
+        ("log_prob_count", 65, "", "[0, 64], got 65"),
+    ],
+)
+def test_parameter_out_of_range(name: str, value: Any, place: str, limits: str) -> None:
+    """B66: the field, the entry and the limits are named, also for NaN."""
+    error = refused(wire.decode_sampling, speculation_pb2.SamplingParams(**{name: value}))
+    assert f"sampling.{name}{place}" == error.field
+    assert error.description.endswith(limits)
 
 
 def test_neutral_parameters_are_let_through() -> None:

@@ -19,6 +19,13 @@ MODEL = speculation_pb2.ModelIdentity(
 )
 
 
+def _log_probs(token_id: int) -> speculation_pb2.TokenLogProbs:
+    """Log-probabilities that tell which id they are of."""
+    return speculation_pb2.TokenLogProbs(
+        chosen=-token_id, top_token_ids=[token_id], top_log_probs=[-0.5]
+    )
+
+
 @dataclass
 class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     """Writes the alphabet, an id per letter: two accepted, one of its own, and so on."""
@@ -48,6 +55,8 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             tokens = gateway_pb2.Tokens(
                 token_ids=map(ord, piece), origins=[ACCEPTED, ACCEPTED, OWN], text=piece
             )
+            if request.sampling.HasField("log_prob_count"):
+                tokens.log_probs.extend(_log_probs(ord(letter)) for letter in piece)
             yield gateway_pb2.GenerateResponse(tokens=tokens)
         yield gateway_pb2.GenerateResponse(finished=self._finished(len(text), is_plain))
 

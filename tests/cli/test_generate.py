@@ -41,6 +41,15 @@ def test_json_is_the_contract(gateway: Any, paceline: Any) -> None:
     } == answer
 
 
+def test_log_probs_are_in_the_json(gateway: Any, paceline: Any) -> None:
+    """One object per id, in order, with the likeliest ids beside it."""
+    answer = json.loads(paceline("generate", "hi", "--json", "--logprobs", "1").stdout)
+    assert [
+        {"chosen": -ord(letter), "top": [{"token_id": ord(letter), "log_prob": -0.5}]}
+        for letter in "abcdefghi"
+    ] == answer["log_probs"]
+
+
 def test_prompt_is_one_user_turn(gateway: Any, paceline: Any) -> None:
     """Without --raw the prompt goes through the chat template."""
     paceline("generate", "hi")
@@ -58,7 +67,9 @@ def test_every_option_is_sent(gateway: Any, paceline: Any) -> None:
     """Each flag reaches its field."""
     flags = "--max-tokens 5 --temperature 0 --top-p 0.9 --top-k 3 --stop A --stop B"
     more = "--rule rejection-token --draft ngram --num-draft-tokens 2 --seed 18446744073709551615"
-    paceline("generate", "hi", *flags.split(), *more.split())
+    rest = "--min-p 0.1 --repetition-penalty 1.2 --presence-penalty 0.5 --frequency-penalty -0.5"
+    last = "--logit-bias 7=-1.5 --logit-bias 9=2 --min-tokens 3 --ignore-eos --logprobs 0 --json"
+    paceline("generate", "hi", *f"{flags} {more} {rest} {last}".split())
     request = gateway.requests[0]
     assert (request.max_tokens, request.seed, list(request.stop_strings)) == (
         5,
@@ -67,6 +78,14 @@ def test_every_option_is_sent(gateway: Any, paceline: Any) -> None:
     )
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 0.9, 3)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.2)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
+    assert {7: -1.5, 9: 2.0} == dict(sampling.logit_bias)
+    assert (3, True, True) == (
+        sampling.min_tokens,
+        sampling.ignore_eos,
+        sampling.HasField("log_prob_count"),
+    )
     speculation = request.speculation
     assert (speculation.draft_source, speculation.draft_token_count, speculation.rule) == (
         "ngram",
@@ -81,7 +100,8 @@ def test_unset_options_are_unset(gateway: Any, paceline: Any) -> None:
     request = gateway.requests[0]
     assert not request.HasField("max_tokens")
     assert not request.HasField("seed")
-    assert not request.sampling.HasField("temperature")
+    for name in ("temperature", "min_p", "repetition_penalty", "log_prob_count"):
+        assert not request.sampling.HasField(name)
     assert not request.speculation.HasField("draft_token_count")
 
 
@@ -106,6 +126,11 @@ def test_zero_draft_tokens_are_asked_for(
         ("--seed", "-1"),
         ("--rule", "guess"),
         ("--temperature", "warm"),
+        ("--logit-bias", "7"),
+        ("--logit-bias", "7=much"),
+        ("--logit-bias", "-1=2"),
+        ("--logit-bias", "4294967296=2"),
+        ("--logprobs", "2"),
         ("--no-such-flag",),
     ],
 )

@@ -108,6 +108,27 @@ async def test_time_does_not_tell_what_was_drawn(
     assert ((0,) if stops == (0,) else (0,) * 6, 6) == (proposal.token_ids, num_steps[0])
 
 
+@pytest.mark.parametrize(
+    ("banned", "expected"), [(((1,), (2,)), (0, 0)), (((0,),), (2, 1)), (((0,), (1,)), (2,))]
+)
+async def test_a_block_ends_before_a_place_where_the_masks_leave_nothing(
+    tiers: Any,
+    rounds: Any,
+    write_table: Any,
+    banned: tuple[tuple[int, ...], ...],
+    expected: tuple[int, ...],
+) -> None:
+    """The draft copies the target's masks; where nothing is left it does not fail."""
+    name = write_table(0.5, 0.2, 0.3, suffixes={"c": [0.5, 0.5, 0]})
+    tier = await tiers.draft(name)
+    sampling = SamplingParams(0.0, banned_sequences=banned)
+    peer = await tier.open(rounds.spec([1], sampling=sampling))
+    assert expected == (await peer.draft(Advance(1, 1, (), 2))).token_ids
+    committed = (2, 0) if len(expected) < 2 else expected
+    after = await peer.draft(Advance(2, 3, committed, 1))
+    assert 3 == after.base_length
+
+
 async def test_end_of_the_drafts_context(tiers: Any, rounds: Any, networks: Any) -> None:
     """B62: blocks shrink towards the draft's last place, and are empty past it."""
     tier = await tiers.draft(networks.find("short"))

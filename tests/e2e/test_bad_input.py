@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,16 +76,26 @@ CASES: dict[str, tuple[bytes, grpc.StatusCode, str]] = {
     ),
     "empty stop string": (with_(lambda m: m.stop_strings.append("")), INVALID, "stop_strings"),
     "seed": (with_(lambda m: m.__setattr__("seed", 7)), INVALID, "seed"),
-    "min_p": (with_(lambda m: m.sampling.__setattr__("min_p", 0.1)), INVALID, "min_p"),
+    "min_p": (with_(lambda m: m.sampling.__setattr__("min_p", 1.5)), INVALID, "min_p"),
     "penalty": (
-        with_(lambda m: m.sampling.__setattr__("presence_penalty", 0.5)),
+        with_(lambda m: m.sampling.__setattr__("presence_penalty", math.nan)),
         INVALID,
         "presence_penalty",
     ),
     "log-probs": (
-        with_(lambda m: m.sampling.__setattr__("log_prob_count", 1)),
+        with_(lambda m: m.sampling.__setattr__("log_prob_count", -1)),
         INVALID,
         "log_prob_count",
+    ),
+    "bias outside the vocabulary": (
+        with_(lambda m: m.sampling.logit_bias.__setitem__(8, 1.0)),
+        INVALID,
+        "logit_bias",
+    ),
+    "everything banned": (
+        with_(lambda m: [m.sampling.banned_sequences.add(token_ids=[i]) for i in range(8)]),
+        INVALID,
+        "sampling",
     ),
     "two samples": (with_(lambda m: m.__setattr__("sample_count", 2)), INVALID, "sample_count"),
     "unknown model": (with_(lambda m: m.__setattr__("model", "no such")), NOT_FOUND, ""),

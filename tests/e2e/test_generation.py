@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -144,6 +145,49 @@ async def test_stream_adds_up_to_the_answer(pair: Running) -> None:
     assert len(whole.origins) == len(whole.token_ids) == 50
     assert whole.finished.usage.completion_token_count == 50
     assert whole.finished.finish_reason == gateway_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        GenerationOptions(presence_penalty=3.0),
+        GenerationOptions(frequency_penalty=0.2),
+        GenerationOptions(repetition_penalty=10.0),
+        GenerationOptions(logit_bias=((3, -100.0),)),
+        GenerationOptions(temperature=1.0, min_p=0.5),
+    ],
+    ids=["presence", "frequency", "repetition", "bias", "min_p"],
+)
+async def test_parameters_act_and_equal_plain_decoding(
+    pair: Running, options: GenerationOptions
+) -> None:
+    """B30, B34: other ids than without, and the same ones for every proposal length."""
+    options = replace(options, max_tokens=60, temperature=options.temperature or GREEDY)
+    async with connect(pair.address) as gateway:
+        request = text_prompt("abcd")
+        results = [
+            await generate(gateway, replace(options, num_draft_tokens=length).request(request))
+            for length in (0, 1, 4, None)
+        ]
+    if options.min_p:  # only the likeliest token of each place holds half of its probability
+        assert greedy_chain("abcd", 60) == list(results[0].token_ids)
+    else:
+        assert greedy_chain("abcd", 60) != list(results[0].token_ids)
+    assert 1 == len({result.token_ids for result in results})
+    assert results[2].stats.accepted_token_count > 0
+
+
+async def test_log_probs_do_not_depend_on_the_draft(pair: Running) -> None:
+    """B41, B42: the table's own log-probabilities, one per id, drafted or not."""
+    options = GenerationOptions(max_tokens=40, temperature=GREEDY, num_log_probs=1)
+    async with connect(pair.address) as gateway:
+        for length in (0, 3):
+            asked = replace(options, num_draft_tokens=length).request(text_prompt("abcd"))
+            result = await generate(gateway, asked)
+            assert 40 == len(result.token_ids) == len(result.log_probs)
+            for token_id, told in zip(result.token_ids, result.log_probs, strict=True):
+                assert [token_id] == list(told.top_token_ids)
+                assert np.log(0.7) == pytest.approx(told.chosen, abs=1e-6)
 
 
 async def test_resumes_where_an_attempt_broke_off(pair: Running) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.commit import Committed, Committer, Ending
 from gateway.tokenizer import Tokenizer
 from paceline.errors import Aborted, InvalidArgument
-from paceline.records import FinishReason, Proposal, TokenOrigin, Verdict, VerdictKind
+from paceline.records import (
+    FinishReason,
+    Proposal,
+    TokenLogProbs,
+    TokenOrigin,
+    Verdict,
+    VerdictKind,
+)
 
 DRAFT, RECOVERED, BONUS, PLAIN = (
     TokenOrigin.DRAFT,
@@ -37,6 +46,11 @@ def commit(committer: Committer, token_ids: tuple[int, ...], num_accepted: int) 
 def letters(token_ids: tuple[int, ...] | list[int]) -> str:
     """A tokenizer of letters: id 1 is a."""
     return "".join(chr(96 + token_id) for token_id in token_ids)
+
+
+def told(token_ids: tuple[int, ...]) -> tuple[TokenLogProbs, ...]:
+    """A log-probability for each id that tells which one it is of."""
+    return tuple(TokenLogProbs(-float(token_id)) for token_id in token_ids)
 
 
 def committer(**ending: object) -> Committer:
@@ -117,6 +131,31 @@ def test_ids_text_and_count_agree_at_a_stop_string() -> None:
     assert (1, 2, 3, 4, 5) == committed.token_ids
     assert ("ab", 5, STOP) == (committed.text, committing.num_tokens, committed.finish_reason)
     assert letters(committed.token_ids).startswith(committed.text)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [{"max_tokens": 3}, {"stop_token_ids": frozenset({3})}, {"stop_strings": ("bc",)}, {}],
+    ids=["length", "token", "string", "none"],
+)
+@pytest.mark.parametrize("num_accepted", [2, 4])
+def test_log_probs_are_cut_with_the_ids(ends: dict[str, object], num_accepted: int) -> None:
+    """B24, B42: one of each id and none of an id that is not there, whatever ends it."""
+    proposal = Proposal(1, 10, (1, 2, 3, 4))
+    committed_ids = (*proposal.token_ids[:num_accepted], 5)
+    answer = replace(verdict(proposal, num_accepted, 5), log_probs=told(committed_ids))
+    committed = committer(**ends).commit(proposal, answer)
+    assert told(committed.token_ids) == committed.log_probs
+    assert 3 == len(committed.token_ids) or not ends
+
+
+@pytest.mark.parametrize("num_told", [1, 2, 4])
+def test_log_probs_that_do_not_fit_are_refused(num_told: int) -> None:
+    """A verdict without one of each token that it commits breaks the protocol."""
+    proposal = Proposal(1, 10, (1, 2))
+    answer = replace(verdict(proposal, 2, 3), log_probs=told((1, 2, 3, 4)[:num_told]))
+    with pytest.raises(Aborted, match=f"{num_told} log-probabilities"):
+        committer().commit(proposal, answer)
 
 
 def test_a_stop_string_over_two_rounds() -> None:

@@ -10,7 +10,7 @@ from gateway.request import MAX_STOP_STRINGS, read_generation, read_prompt
 from gateway.tiers import Target
 from gateway.tokenizer import Tokenizer
 from paceline.errors import InvalidArgument
-from paceline.records import ModelIdentity, VerificationRule
+from paceline.records import ModelIdentity, SamplingParams, VerificationRule
 from paceline.v1 import gateway_pb2
 
 BLOCK, TOKEN = VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN
@@ -74,6 +74,14 @@ async def test_every_field_arrives(target: Target) -> None:
     asked.sampling.temperature = 0.5
     asked.sampling.top_k = 3
     asked.sampling.stop_token_ids.extend([4, EOS])
+    asked.sampling.min_p = 0.25
+    asked.sampling.repetition_penalty = 1.5
+    asked.sampling.presence_penalty = 0.75
+    asked.sampling.frequency_penalty = -0.5
+    asked.sampling.logit_bias[5] = 2.0
+    asked.sampling.min_tokens = 7
+    asked.sampling.banned_sequences.add(token_ids=[8, 9])
+    asked.sampling.log_prob_count = 3
     asked.speculation.draft_source = "ngram"
     asked.speculation.draft_token_count = 0
     asked.speculation.max_draft_token_count = 6
@@ -90,10 +98,18 @@ async def test_every_field_arrives(target: Target) -> None:
         generation.ending.stop_strings,
         generation.ending.include_stop,
     )
-    assert (0.5, 3, (4, EOS)) == (
-        generation.spec.sampling.temperature,
-        generation.spec.sampling.top_k,
-        generation.spec.sampling.stop_token_ids,
+    assert generation.spec.sampling == SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        stop_token_ids=(4, EOS),
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=0.75,
+        frequency_penalty=-0.5,
+        logit_bias=((5, 2.0),),
+        min_tokens=7,
+        banned_sequences=((8, 9),),
+        num_log_probs=3,
     )
     assert ("ngram", 0, 6, TOKEN) == (
         generation.draft_source,
@@ -164,8 +180,12 @@ async def test_what_is_refused(
         ("temperature", -0.1, "sampling.temperature"),
         ("top_p", 0.0, "sampling.top_p"),
         ("top_k", 0, "sampling.top_k"),
-        ("min_p", 0.1, "sampling.min_p"),
-        ("stop_token_ids", [257], "sampling.stop_token_ids[0]"),
+        ("min_p", 1.1, "sampling.min_p"),
+        ("stop_token_ids", [257], "sampling.stop_token_ids"),
+        ("logit_bias", {257: 1.0}, "sampling.logit_bias"),
+        ("banned_sequences", [{"token_ids": [3, 257]}], "sampling.banned_sequences"),
+        ("min_tokens", 62, "sampling.min_tokens"),
+        ("prompt_log_prob_count", 0, "sampling.prompt_log_prob_count"),
     ],
 )
 async def test_sampling_that_is_refused(target: Target, name: str, value: Any, field: str) -> None:

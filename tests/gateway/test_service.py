@@ -24,7 +24,7 @@ from paceline.errors import (
     PacelineError,
     Unavailable,
 )
-from paceline.records import DraftSource
+from paceline.records import DraftSource, TokenLogProbs, Verdict
 from paceline.serving.endpoints import Gate, add_endpoints
 from paceline.serving.statuses import error_of
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
@@ -190,6 +190,32 @@ async def test_any_draft_gives_the_same(
     _, client = await gateways.start([verify.address], [draft.address])
     whole = await client.complete(pinned(num_draft_tokens, max_tokens=40))
     assert SCRIPT[:40] == list(whole.token_ids)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4])
+async def test_log_probs_come_with_the_ids(
+    servers: Servers, gateways: Gateways, num_draft_tokens: int
+) -> None:
+    """B24, B42: one per id in each event and in the answer, the same, and none past a stop."""
+    script = [*SCRIPT[:10], EOS, *SCRIPT]
+
+    def tell(verdict: Verdict) -> Verdict:
+        ids = script[verdict.committed_length - 4 - verdict.num_accepted :]
+        told = [TokenLogProbs(-float(t), (t, 0), (-0.5, -0.75)) for t in ids]
+        return replace(verdict, log_probs=tuple(told[: verdict.num_accepted + 1]))
+
+    verify = await servers.verify(script, answer=tell)
+    draft = await servers.draft(script)
+    _, client = await gateways.start([verify.address], [draft.address])
+    asked = pinned(num_draft_tokens, max_tokens=30)
+    asked.sampling.log_prob_count = 2
+    events = [event.tokens for event in await client.events(asked) if event.HasField("tokens")]
+    whole = await client.complete(asked)
+    assert [len(event.token_ids) for event in events] == [len(event.log_probs) for event in events]
+    assert whole.log_probs == [one for event in events for one in event.log_probs]
+    assert [-t for t in script[:11]] == [one.chosen for one in whole.log_probs]
+    assert [[t, 0] for t in script[:11]] == [list(one.top_token_ids) for one in whole.log_probs]
+    assert {2} == {opened.session.sampling.log_prob_count for opened in verify.opens}
 
 
 async def test_without_a_draft_tier(servers: Servers, gateways: Gateways) -> None:
