@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -281,6 +282,32 @@ def test_draft_catches_up(
         drawn = engine.submit(sequence, draft(before, committed)).result(WAIT_S)
         before += len(committed)
         committed = [*drawn[:num_accepted], 490 + round_]
+    engine.close(sequence)
+
+
+def test_laws_know_the_text_and_logits_stay_raw(
+    stock: PreTrainedModel, start_engine: StartEngine
+) -> None:
+    """B31: a row is penalized for the rows before it; raw logits come only where asked for."""
+    engine = start_engine()
+    ids = prompt(6, 1)
+    sequence = open_sequence(engine, ids)
+    sequence.append([7, 8])
+
+    def job(sampling: SamplingParams) -> Job[Extended]:
+        return (yield Extend(len(sequence), 3, sampling))
+
+    bare = SamplingParams(presence_penalty=50.0)
+    for sampling in (bare, replace(bare, num_log_probs=0)):
+        extended = engine.submit(sequence, job(sampling)).result(WAIT_S)
+        assert [set(), {7}, {7, 8}] == [
+            {token for token in (7, 8) if law.probability(token) < 1e-12} for law in extended.laws
+        ]
+        assert (sampling is bare) == (extended.logits is None)
+    assert extended.logits is not None
+    expected = law_by_stock(stock, [*ids, 7, 8])
+    raw = extended.logits[-1].double().softmax(0).numpy()
+    np.testing.assert_allclose(raw, expected, atol=1e-5)
     engine.close(sequence)
 
 
