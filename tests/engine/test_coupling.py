@@ -118,12 +118,15 @@ def test_noise_is_uniform_and_independent(along: str) -> None:
     """Kolmogorov-Smirnov, neighbours' correlation and every bit, along each part of the key."""
     n = 20_000
     one = ids(17)
-    bits = {
-        "ids": lambda: Noise(1, 0).bits(40, np.arange(n)),
-        "positions": lambda: np.concatenate([Noise(1, 0).bits(i, one) for i in range(n)]),
-        "seeds": lambda: np.concatenate([Noise(i, 0).bits(40, one) for i in range(n)]),
-        "samples": lambda: np.concatenate([Noise(1, i).bits(40, one) for i in range(n)]),
-    }[along]()
+    match along:
+        case "ids":
+            bits = Noise(1, 0).bits(40, np.arange(n))
+        case "positions":
+            bits = np.concatenate([Noise(1, 0).bits(i, one) for i in range(n)])
+        case "seeds":
+            bits = np.concatenate([Noise(i, 0).bits(40, one) for i in range(n)])
+        case _:
+            bits = np.concatenate([Noise(1, i).bits(40, one) for i in range(n)])
     uniforms = bits.astype(np.float64) / 2.0**64
     assert stats.kstest(uniforms, "uniform").pvalue > 1e-3
     for lag in (1, 2, 64):

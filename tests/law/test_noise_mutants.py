@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from paceline.engine import coupling
 from paceline.engine.coupling import Noise, exponentials
 from paceline.engine.draws import Draws, Role
-from paceline.engine.law import Ids, Law, truncate
+from paceline.engine.law import Floats, Ids, Law, truncate
 from paceline.engine.rejection import verify
 from paceline.records import VerificationRule
 
@@ -23,9 +23,9 @@ DRAW = Noise.draw
 DRAWS_BITS = Draws.bits
 
 
-def law(probabilities: Sequence[float]) -> Law:
+def law(probabilities: Floats) -> Law:
     """A law over 0 .. n-1."""
-    return Law(np.arange(len(probabilities)), np.array(probabilities))
+    return Law(np.arange(len(probabilities)), probabilities)
 
 
 # The coupled rule: one text, and it follows the target's law --------------------------------------
@@ -61,12 +61,12 @@ def keyed_by_place(self: Noise, position: int, token_ids: Ids) -> coupling.Bits:
     return BITS(self, position, np.arange(len(token_ids)))
 
 
-def races_the_wrong_way(law: Law, noise: np.ndarray) -> int:
+def races_the_wrong_way(law: Law, noise: Floats) -> int:
     """The slowest wins."""
     return int(law.token_ids[(law.probabilities / noise).argmin()])
 
 
-def ignores_the_law(law: Law, noise: np.ndarray) -> int:
+def ignores_the_law(law: Law, noise: Floats) -> int:
     """The least noise wins, whatever its probability."""
     return int(law.token_ids[noise.argmin()])
 
@@ -153,7 +153,9 @@ def test_noise_shared_between_roles_is_seen() -> None:
 
 def test_one_noise_for_all_roles_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """B04: neither is the added token drawn with what decided the tests."""
-    monkeypatch.setattr(Draws, "bits", lambda self, base, i, _: DRAWS_BITS(self, base, i, 0))
+    monkeypatch.setattr(
+        Draws, "bits", lambda self, base, i, _: DRAWS_BITS(self, base, i, Role.NEXT)
+    )
     assert follows_p(rejection_text(6000, own_role)) < FAILS
 
 
