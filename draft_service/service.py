@@ -123,8 +123,9 @@ class DraftService:
                 f"draft source {name!r} is not served here; these are: {known}",
                 reason="SOURCE_NOT_FOUND",
             )
-        check_pair(drafter.source.model, wire.decode_identity(message.target))
-        return await drafter.open(wire.decode_session(message.session))
+        spec = wire.decode_session(message.session)
+        check_pair(drafter.source.model, wire.decode_identity(message.target), spec.rule)
+        return await drafter.open(spec)
 
     async def _read(self, requests: Requests, session: DraftSession, outbox: Outbox) -> None:
         """Hands every message of a stream to its session; what fails ends the stream.

@@ -24,8 +24,10 @@ class GatewayConfig(ServerConfig):
     draft: tuple[Address, ...] = Field(
         (), description="draft replicas, host:port each; none for plain decoding"
     )
-    default_rule: Literal["rejection-block", "rejection-token"] = Field(
-        "rejection-block", description="verification rule of requests that name none"
+    default_rule: Literal["rejection-block", "rejection-token", "coupled"] = Field(
+        "rejection-block",
+        description="verification rule of requests that name none and have no seed; with a seed it "
+        "is coupled",
     )
     draft_length: str = Field(
         "window",

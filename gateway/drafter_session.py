@@ -240,7 +240,7 @@ class DrafterSession:
 
     def _serves(self, sources: Sources) -> bool:
         source = find_source(sources, self._choice.source)
-        return source is not None and fits(source.model, self._choice.target)
+        return source is not None and fits(source.model, self._choice.target, self._spec.rule)
 
     def _last_address(self) -> tuple[str, ...]:
         return (self.replica.address,) if self.replica else ()

@@ -10,7 +10,7 @@ from gateway.replicas import Replicas
 from gateway.tiers import Sources, Target
 from paceline.errors import NotFound, Unavailable
 from paceline.pairing import check_pair, fits
-from paceline.records import DraftSource, ModelIdentity
+from paceline.records import DraftSource, ModelIdentity, VerificationRule
 
 NO_DRAFT = "none"
 
@@ -32,7 +32,9 @@ def choose_target(replicas: Replicas[Target], model: str) -> Target:
     raise Unavailable("no target is ready", reason="NO_TARGET")
 
 
-def check_source(replicas: Replicas[Sources], name: str, target: ModelIdentity) -> None:
+def check_source(
+    replicas: Replicas[Sources], name: str, target: ModelIdentity, rule: VerificationRule
+) -> None:
     """Makes sure that the draft source of a request can be had, now or when a replica comes.
 
     Raises:
@@ -45,14 +47,14 @@ def check_source(replicas: Replicas[Sources], name: str, target: ModelIdentity) 
         return
     ready = [sources for _, sources in replicas.ready()]
     named = [source for sources in ready if (source := find_source(sources, name)) is not None]
-    if not ready or any(fits(source.model, target) for source in named):
+    if not ready or any(fits(source.model, target, rule) for source in named):
         return  # without a ready replica the generation starts plain, and gets a draft later
     if not named:
         known = sorted({source.name for sources in ready for source in sources.sources})
         raise NotFound(
             f"draft source {name!r} is not served here; served are {known}", reason=_NOT_FOUND
         )
-    check_pair(named[0].model, target)
+    check_pair(named[0].model, target, rule)
 
 
 def find_source(sources: Sources, name: str) -> DraftSource | None:

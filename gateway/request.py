@@ -23,7 +23,6 @@ MAX_STOP_STRINGS = 16
 # Tokenizing holds the event loop; above this length a thread does it.
 _LONG_TEXT_CHARACTERS = 10_000
 _UNSUPPORTED = "UNSUPPORTED_PARAMETER"
-_SEED = "seed needs the coupled rule, which is not supported by this build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ async def read_generation(
         prompt_length=len(prompt),
         sampling=_read_sampling(request, target.model),
         rule=_read_rule(request, target, default_rule),
-        seed=secrets.randbits(64),
+        seed=request.seed if request.HasField("seed") else secrets.randbits(64),
         cache_domain=request.cache_domain,
         arrival_time_s=time.time(),
         request_id=request.request_id or secrets.token_hex(8),
@@ -145,8 +144,6 @@ def check_ids(token_ids: Sequence[int], model: ModelIdentity, *, field: str) -> 
 
 
 def _check_unsupported(request: gateway_pb2.GenerateRequest) -> None:
-    if request.HasField("seed"):
-        raise InvalidArgument("seed", _SEED, reason=_UNSUPPORTED)
     if request.HasField("sample_count") and request.sample_count != 1:
         if request.sample_count < 1:
             raise InvalidArgument("sample_count", f"must be at least 1, got {request.sample_count}")
@@ -182,13 +179,14 @@ def _read_sampling(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -
 def _read_rule(
     request: gateway_pb2.GenerateRequest, target: Target, default: VerificationRule
 ) -> VerificationRule:
-    value = request.speculation.rule
-    rule = wire.decode_rule(value, field="speculation.rule") if value else default
-    if rule is VerificationRule.COUPLED or rule not in target.rules:
+    if value := request.speculation.rule:
+        rule = wire.decode_rule(value, field="speculation.rule")
+    else:
+        rule = VerificationRule.COUPLED if request.HasField("seed") else default
+    if rule not in target.rules:
         raise InvalidArgument(
             "speculation.rule",
-            f"{rule.name} is not supported; supported are "
-            f"{sorted(r.name for r in target.rules if r is not VerificationRule.COUPLED)}",
+            f"{rule.name} is not supported; supported are {sorted(r.name for r in target.rules)}",
             reason=_UNSUPPORTED,
         )
     return rule

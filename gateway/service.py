@@ -81,7 +81,9 @@ class GatewayService:
         with self._admission.enter():
             target = choose_target(self._tiers.targets, request.model)
             generation = await read_generation(request, target, self._default_rule)
-            check_source(self._tiers.sources, generation.draft_source, target.model)
+            check_source(
+                self._tiers.sources, generation.draft_source, target.model, generation.spec.rule
+            )
             call = Call(arrived_s, _deadline_s(context))
             run = run_generation(generation, target, self._tiers, self._config, call)
             async with aclosing(run):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import FailedPrecondition
 from paceline.pairing import check_pair, fits
-from paceline.records import ModelIdentity
+from paceline.records import ModelIdentity, VerificationRule
 
 TARGET = ModelIdentity(
     name="big",
@@ -70,3 +70,15 @@ def test_every_difference_is_printed() -> None:
         check_pair(draft, TARGET)
     assert "vocabulary size" in caught.value.message
     assert "end-of-sequence ids" in caught.value.message
+
+
+@pytest.mark.parametrize("rule", [None, *VerificationRule])
+def test_noise_counts_where_it_is_shared(rule: VerificationRule | None) -> None:
+    """Two versions of the noise share nothing: the coupled rule would accept by chance alone."""
+    draft = dataclasses.replace(TARGET, name="small", noise_version=1)
+    assert (rule is not VerificationRule.COUPLED) is fits(draft, TARGET, rule)
+    assert fits(TARGET, TARGET, rule)
+    assert fits(None, TARGET, rule)
+    if rule is VerificationRule.COUPLED:
+        with pytest.raises(FailedPrecondition, match="noise version: draft 1, target 0"):
+            check_pair(draft, TARGET, rule)

@@ -17,7 +17,6 @@ from verify_service.config import VerifyConfig
 from verify_service.verifier import Verifier
 
 _CHUNK_BYTES = 1 << 20
-_RULES = (VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN)
 
 
 class VerifyService:
@@ -105,7 +104,9 @@ class VerifyService:
         return verify_pb2.VerifyServiceDescribeModelResponse(
             model=wire.encode_identity(self._ready.identity),
             max_draft_tokens=self._ready.max_draft_tokens,
-            rules=[speculation_pb2.VerificationRule.ValueType(rule.value) for rule in _RULES],
+            rules=[
+                speculation_pb2.VerificationRule.ValueType(rule.value) for rule in VerificationRule
+            ],
         )
 
     async def get_tokenizer(

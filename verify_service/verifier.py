@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 
-from paceline.engine import rejection
+from paceline.engine import coupling, rejection
+from paceline.engine.coupling import Noise
 from paceline.engine.draws import Draws
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Extended, Job
-from paceline.engine.law import decode_laws
+from paceline.engine.law import Law, decode_laws
 from paceline.engine.log_probs import token_log_probs
 from paceline.engine.sequence import Sequence
-from paceline.errors import Aborted, InvalidArgument, Unimplemented
+from paceline.errors import Aborted, InvalidArgument
 from paceline.records import (
     ModelIdentity,
     Opened,
@@ -41,12 +42,9 @@ class Verifier:
 
         Raises:
             InvalidArgument: its tokens are not the model's, or leave no room for one more.
-            Unimplemented: its rule is not served.
         """
         check_token_ids(spec, self.identity)
         self._check_room(spec)
-        if spec.rule is VerificationRule.COUPLED:
-            raise Unimplemented("the coupled rule is not served by this build")
         return VerifySession(self, spec, await open_sequence(self.engine, spec))
 
     def _check_room(self, spec: SessionSpec) -> None:
@@ -67,6 +65,7 @@ class VerifySession:
         self._spec = spec
         self._sequence = sequence
         self._draws = Draws(spec.seed)
+        self._noise = Noise(spec.seed, spec.sample_index)
         self._round = 0
         self._committed_length = len(spec.token_ids)
         self.opened = Opened(
@@ -95,17 +94,10 @@ class VerifySession:
     def _judge(self, proposal: Proposal) -> Job[Verdict]:
         """The engine's part: on its thread, one yield for the forward pass."""
         sequence, token_ids = self._sequence, proposal.token_ids
-        draft_laws = decode_laws(proposal, self._verifier.identity.vocabulary_size)
+        draft_laws = self._read_laws(proposal)
         sequence.append(token_ids)
         extended = yield Extend(len(sequence), len(token_ids) + 1, self._spec.sampling)
-        outcome = rejection.verify(
-            self._spec.rule,
-            extended.laws,
-            draft_laws,
-            token_ids,
-            self._draws,
-            proposal.base_length,
-        )
+        outcome = self._decide(proposal, extended.laws, draft_laws)
         sequence.truncate(proposal.base_length + outcome.num_accepted)
         sequence.append([outcome.next_token_id])
         sequence.commit()
@@ -130,6 +122,22 @@ class VerifySession:
             return ()
         committed = self._sequence.token_ids[base_length:]
         return token_log_probs(extended.logits[: len(committed)], committed, num_top)
+
+    def _read_laws(self, proposal: Proposal) -> list[Law]:
+        """The laws of the draft tokens; the coupled rule asks for none, whatever came with them."""
+        if self._spec.rule is VerificationRule.COUPLED:
+            return []
+        return decode_laws(proposal, self._verifier.identity.vocabulary_size)
+
+    def _decide(
+        self, proposal: Proposal, target_laws: list[Law], draft_laws: list[Law]
+    ) -> rejection.Outcome:
+        token_ids, base_length = proposal.token_ids, proposal.base_length
+        if self._spec.rule is VerificationRule.COUPLED:
+            return coupling.verify(target_laws, token_ids, self._noise, base_length)
+        return rejection.verify(
+            self._spec.rule, target_laws, draft_laws, token_ids, self._draws, base_length
+        )
 
     def _check(self, proposal: Proposal) -> None:
         length, num_tokens = self._committed_length, len(proposal.token_ids)

@@ -1,8 +1,9 @@
 """Drafts with a causal language model: any that speaks the target's tokens.
 
 Tokens are drawn from a truncated law with integer weights, and exactly those weights are shipped,
-so the law on the wire is the law that was drawn from (arXiv:2211.17192 needs no more than that). It
-knows no verdict and no stream.
+so the law on the wire is the law that was drawn from (arXiv:2211.17192 needs no more than that).
+Under the coupled rule they are drawn from the noise that the target shares, and no law is shipped.
+It knows no verdict and no stream.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from draft_service.drafters.history import CommittedLength, chain_length
+from paceline.engine.coupling import Noise
 from paceline.engine.draws import Draws, Role
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
@@ -26,6 +28,7 @@ from paceline.records import (
     Proposal,
     ReplicaLoad,
     SessionSpec,
+    VerificationRule,
 )
 from paceline.tier import check_token_ids, open_sequence
 
@@ -69,7 +72,9 @@ class ModelDraftSession:
         # Log-probabilities are the target's to tell; the rest is copied, so that more is accepted.
         self._sampling = replace(spec.sampling, num_log_probs=None)
         self._sequence = sequence
+        self._rule = spec.rule
         self._draws = Draws(spec.seed)
+        self._noise = Noise(spec.seed, spec.sample_index)
         self._committed = CommittedLength(len(spec.token_ids))
         self.opened = Opened(
             sequence.num_cached,
@@ -120,17 +125,28 @@ class ModelDraftSession:
             if wanted.error is not None:  # masks left nothing: the proposal ends before here
                 length, wanted = min(length, position), Law.point(0)
             law = truncate(wanted)
-            bits = self._draws.bits(base_length, position, Role.DRAFT)
-            sequence.append([law.draw(bits)])
+            sequence.append([self._draw(law, base_length, position)])
             laws.append(law)
         drawn = sequence.token_ids[base_length:]
         length = min(length, chain_length(drawn, self._sampling.stop_token_ids))
-        is_greedy = self._sampling.is_greedy
+        encoding, shipped = self._encode(laws[:length])
         return Proposal(
             round=advance.round,
             base_length=base_length,
             token_ids=tuple(drawn[:length]),
-            encoding=LawEncoding.POINT_MASS if is_greedy else LawEncoding.SPARSE,
-            law=b"" if is_greedy else encode_sparse(laws[:length]),
+            encoding=encoding,
+            law=shipped,
             draft_s=time.perf_counter() - started_at,
         )
+
+    def _draw(self, law: IntegerLaw, base_length: int, position: int) -> int:
+        if self._rule is VerificationRule.COUPLED:
+            return self._noise.draw(law.as_law(), base_length + position)
+        return law.draw(self._draws.bits(base_length, position, Role.DRAFT))
+
+    def _encode(self, laws: list[IntegerLaw]) -> tuple[LawEncoding, bytes]:
+        if self._sampling.is_greedy:
+            return LawEncoding.POINT_MASS, b""
+        if self._rule is VerificationRule.COUPLED:
+            return LawEncoding.SHARED_NOISE, b""
+        return LawEncoding.SPARSE, encode_sparse(laws)

@@ -21,13 +21,17 @@ TEXTS = (
 )
 NUM_IDS = 8
 SEED = 1
+WAYS = {
+    "greedy": GenerationOptions(temperature=0.0),
+    "seeded": GenerationOptions(temperature=0.8, top_p=0.95, seed=SEED, rule="coupled"),
+}
+"""How each prompt is sampled."""
 
 
 async def probes(
     gateway: Stub, model: speculation_pb2.ModelIdentity, max_tokens: int
-) -> dict[str, gateway_pb2.GenerateRequest]:
-    """Greedy requests by a name to print, each within the model's longest sequence."""
-    options = GenerationOptions(max_tokens=max_tokens, temperature=0.0)
+) -> dict[tuple[str, str], gateway_pb2.GenerateRequest]:
+    """Requests by prompt, as printed, and way; each within the model's longest sequence."""
     requests = {}
     for number, text in enumerate(TEXTS):
         prompt = chat_prompt([("user", text)])
@@ -38,10 +42,12 @@ async def probes(
                 raise
             ids, text = _own_ids(model, number), f"ids of {model.name}, number {number}"
         room = model.max_length - len(ids)
-        if room > 0:
+        if room < 1:
+            continue
+        for way, options in WAYS.items():
             request = options.request(ids_prompt(ids))
             request.max_tokens = min(max_tokens, room)
-            requests[text] = request
+            requests[text, way] = request
     return requests
 
 

@@ -69,6 +69,14 @@ class Law:
         place = cumulative.searchsorted(uniform * cumulative[-1], side="right")
         return int(self.token_ids[place])
 
+    def race(self, noise: Floats) -> int:
+        """Returns the token with the least noise [n], each over 0, per probability.
+
+        The lowest id among equals. A token of probability 0 is never returned.
+        """
+        self._require_mass()
+        return int(self.token_ids[(self.probabilities / noise).argmax()])
+
     def _require_mass(self) -> None:
         if len(self.token_ids) == 0:
             raise self.error or RuntimeError(
@@ -149,9 +157,7 @@ def decode_laws(proposal: Proposal, vocabulary_size: int) -> list[Law]:
         case LawEncoding.DENSE:
             laws = _decode_dense(proposal.law, num_tokens, vocabulary_size)
         case LawEncoding.SHARED_NOISE:
-            raise InvalidArgument(
-                FIELD, "shared noise is not supported by this build", reason="UNSUPPORTED"
-            )
+            raise InvalidArgument(FIELD, "shared noise is verified by the coupled rule alone")
     for index, (law, token_id) in enumerate(zip(laws, proposal.token_ids, strict=True)):
         if law.probability(token_id) == 0.0:
             raise InvalidArgument(

@@ -12,9 +12,10 @@ import json
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.table_model import TableModel
 
-_RULES_VERSION = "rules=1 noise=0"
+_RULES_VERSION = f"rules=1 noise={NOISE_VERSION}"
 """Versions of the verification rules and of the shared noise that this build computes."""
 _SAMPLES_PER_PARAMETER = 4096
 # What a configuration says about its writer, not about the computation.

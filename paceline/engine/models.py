@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from paceline.engine import model_fingerprint, tokenizer_archive
+from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles
 from paceline.engine.model_source import find_source
@@ -100,6 +101,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         max_length=_bound_length(config, options.max_length),
         dtype=options.dtype,
         quantization=quantization,
+        noise_version=NOISE_VERSION,
     )
     if quantization:
         progress(f"quantizing to {quantization}")
@@ -162,6 +164,7 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
         eos_token_ids=() if table.eos_token_id is None else (table.eos_token_id,),
         max_length=options.max_length or _TABLE_MAX_LENGTH,
         dtype="float32",
+        noise_version=NOISE_VERSION,
     )
     return LoadedModel(name, table, identity, archive)
 

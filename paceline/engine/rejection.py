@@ -14,7 +14,6 @@ from itertools import accumulate
 from paceline.engine.draws import Draws, Role
 from paceline.engine.law import Law
 from paceline.engine.residual import residual_law, residual_mass
-from paceline.errors import Unimplemented
 from paceline.records import VerdictKind, VerificationRule
 
 
@@ -57,7 +56,7 @@ def verify(
         base_length: Number of tokens, prompt and committed, that the proposal continues.
 
     Raises:
-        Unimplemented: The coupled rule.
+        ValueError: The coupled rule, which is `coupling.verify`.
     """
     k = len(token_ids)
     tests = acceptance(rule, target_laws, draft_laws, token_ids)
@@ -82,7 +81,7 @@ def acceptance(
         case VerificationRule.REJECTION_BLOCK:
             return _block_rule(_ratios(target_laws, draft_laws, token_ids), target_laws, draft_laws)
         case VerificationRule.COUPLED:
-            raise Unimplemented("the coupled rule is not served by this build")
+            raise ValueError("the coupled rule has no tests")
 
 
 def _ratios(

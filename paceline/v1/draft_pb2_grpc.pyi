@@ -41,8 +41,8 @@ class DraftServiceStub:
 
     Errors:
       INVALID_ARGUMENT - a malformed field, named in BadRequest; do not retry.
-      FAILED_PRECONDITION - the draft's tokenizer or end-of-sequence ids are not the target's;
-        both are printed; try other replicas once each.
+      FAILED_PRECONDITION - the draft's tokenizer, end-of-sequence ids or, under the coupled rule,
+        noise version are not the target's; both are printed; try other replicas once each.
       NOT_FOUND - the source is not served here; choose one that DescribeModel lists.
       ABORTED - committed_length does not match (TRUE_LENGTH in the metadata), or the session
         idled; reopen with all that is committed.
@@ -77,8 +77,8 @@ class DraftServiceAsyncStub(DraftServiceStub):
 
     Errors:
       INVALID_ARGUMENT - a malformed field, named in BadRequest; do not retry.
-      FAILED_PRECONDITION - the draft's tokenizer or end-of-sequence ids are not the target's;
-        both are printed; try other replicas once each.
+      FAILED_PRECONDITION - the draft's tokenizer, end-of-sequence ids or, under the coupled rule,
+        noise version are not the target's; both are printed; try other replicas once each.
       NOT_FOUND - the source is not served here; choose one that DescribeModel lists.
       ABORTED - committed_length does not match (TRUE_LENGTH in the metadata), or the session
         idled; reopen with all that is committed.
@@ -116,8 +116,8 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
           INVALID_ARGUMENT - a malformed field, named in BadRequest; do not retry.
-          FAILED_PRECONDITION - the draft's tokenizer or end-of-sequence ids are not the target's;
-            both are printed; try other replicas once each.
+          FAILED_PRECONDITION - the draft's tokenizer, end-of-sequence ids or, under the coupled rule,
+            noise version are not the target's; both are printed; try other replicas once each.
           NOT_FOUND - the source is not served here; choose one that DescribeModel lists.
           ABORTED - committed_length does not match (TRUE_LENGTH in the metadata), or the session
             idled; reopen with all that is committed.

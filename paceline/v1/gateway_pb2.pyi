@@ -232,7 +232,9 @@ class SpeculationParams(_message.Message):
     max_draft_token_count: _builtins.int
     """Upper bound of the adapted length, at least 0. Unset takes the service's."""
     rule: _speculation_pb2.VerificationRule.ValueType
-    """The verification rule. Unset means REJECTION_BLOCK without a seed, COUPLED with one."""
+    """The verification rule. Unset means the service's default (REJECTION_BLOCK unless configured)
+    without a seed, COUPLED with one.
+    """
     def __init__(
         self,
         *,
@@ -283,7 +285,11 @@ class GenerateRequest(_message.Message):
     include_stop: _builtins.bool
     """Leaves the stop string in the text."""
     seed: _builtins.int
-    """Seed of the draws. Unset draws a fresh one, reported in Started."""
+    """Seed of the draws, all 64 bits in use. Under COUPLED the output is a function of model, prompt,
+    parameters and seed, whatever the draft does. Under the other rules it repeats only where every
+    proposal does: a pinned draft_token_count, the same draft and no fallbacks. Unset draws a fresh
+    one, reported in Started.
+    """
     sample_count: _builtins.int
     """Number of independent samples, at least 1. Unset means 1."""
     cache_domain: _builtins.str

@@ -30,7 +30,7 @@ class _VerificationRule:
 class _VerificationRuleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VerificationRule.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     VERIFICATION_RULE_UNSPECIFIED: _VerificationRule.ValueType  # 0
-    """Unset. Rejected inside; at the edge it means REJECTION_BLOCK."""
+    """Unset. Rejected inside; at the edge it takes the default (SpeculationParams.rule)."""
     VERIFICATION_RULE_REJECTION_BLOCK: _VerificationRule.ValueType  # 1
     """Block verification: the accepted prefix is chosen over the whole block (arXiv:2403.10444)."""
     VERIFICATION_RULE_REJECTION_TOKEN: _VerificationRule.ValueType  # 2
@@ -42,7 +42,7 @@ class VerificationRule(_VerificationRule, metaclass=_VerificationRuleEnumTypeWra
     """How a proposal is verified. Every rule leaves the law of the output exactly the target's."""
 
 VERIFICATION_RULE_UNSPECIFIED: VerificationRule.ValueType  # 0
-"""Unset. Rejected inside; at the edge it means REJECTION_BLOCK."""
+"""Unset. Rejected inside; at the edge it takes the default (SpeculationParams.rule)."""
 VERIFICATION_RULE_REJECTION_BLOCK: VerificationRule.ValueType  # 1
 """Block verification: the accepted prefix is chosen over the whole block (arXiv:2403.10444)."""
 VERIFICATION_RULE_REJECTION_TOKEN: VerificationRule.ValueType  # 2
@@ -68,7 +68,9 @@ class _LawEncodingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LawEncodi
     LAW_ENCODING_DENSE: _LawEncoding.ValueType  # 3
     """law holds one little-endian float32 row over the whole vocabulary for each draft token."""
     LAW_ENCODING_SHARED_NOISE: _LawEncoding.ValueType  # 4
-    """law is empty: the tokens were drawn from the noise that the coupled rule shares."""
+    """law is empty: the tokens were drawn from the noise that the coupled rule shares. Rejected with
+    INVALID_ARGUMENT under the other rules.
+    """
 
 class LawEncoding(_LawEncoding, metaclass=_LawEncodingEnumTypeWrapper):
     """How Proposal.law is written."""
@@ -84,7 +86,9 @@ all little-endian uint32. The token was drawn with probability weight / sum of w
 LAW_ENCODING_DENSE: LawEncoding.ValueType  # 3
 """law holds one little-endian float32 row over the whole vocabulary for each draft token."""
 LAW_ENCODING_SHARED_NOISE: LawEncoding.ValueType  # 4
-"""law is empty: the tokens were drawn from the noise that the coupled rule shares."""
+"""law is empty: the tokens were drawn from the noise that the coupled rule shares. Rejected with
+INVALID_ARGUMENT under the other rules.
+"""
 Global___LawEncoding: _TypeAlias = LawEncoding  # noqa: Y015
 
 class _VerdictKind:
@@ -356,7 +360,9 @@ class SessionSpec(_message.Message):
     seed: _builtins.int
     """Seed of every draw of this session, all 64 bits in use."""
     sample_index: _builtins.int
-    """Index of this sample among the n samples of one request, from 0."""
+    """Index of this sample among the n samples of one request, from 0. With the seed it keys the
+    noise of the coupled rule.
+    """
     cache_domain: _builtins.str
     """Tenant salt of the prefix cache: sessions share cached blocks only within one domain."""
     request_id: _builtins.str

@@ -34,6 +34,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     text: str = "abcdefghi"
     wrong_for: str = "nobody"
     """A draft source with which the last letter comes out wrong."""
+    is_wrong_greedily: bool = True
+    """Whether it does so at temperature 0 too."""
+    rejects_seeded: bool = True
     num_drafted: int = 4
     num_accepted: int = 2
     can_tokenize: bool = True
@@ -48,7 +51,10 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             context.abort(self.failure, "because the test says so")
         source = request.speculation.draft_source
         is_plain = request.speculation.draft_token_count == 0 and source == "none"
-        text = self.text[:-1] + "!" if source == self.wrong_for and not is_plain else self.text
+        is_wrong = source == self.wrong_for and not is_plain
+        if not self.is_wrong_greedily and request.sampling.temperature == 0.0:
+            is_wrong = False
+        text = self.text[:-1] + "!" if is_wrong else self.text
         yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started(seed=7, model=MODEL))
         for start in range(0, len(text), 3):
             piece = text[start : start + 3]
@@ -58,7 +64,10 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             if request.sampling.HasField("log_prob_count"):
                 tokens.log_probs.extend(_log_probs(ord(letter)) for letter in piece)
             yield gateway_pb2.GenerateResponse(tokens=tokens)
-        yield gateway_pb2.GenerateResponse(finished=self._finished(len(text), is_plain))
+        finished = self._finished(len(text), is_plain)
+        if request.HasField("seed") and not self.rejects_seeded:
+            finished.stats.drafted_token_count = finished.stats.accepted_token_count
+        yield gateway_pb2.GenerateResponse(finished=finished)
 
     def _finished(self, num_tokens: int, is_plain: bool) -> gateway_pb2.Finished:
         stats = gateway_pb2.GenerationStats(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from paceline.v1 import gateway_pb2
+from paceline.v1 import gateway_pb2, speculation_pb2
+
+UNSET = speculation_pb2.VERIFICATION_RULE_UNSPECIFIED
+COUPLED = speculation_pb2.VERIFICATION_RULE_COUPLED
 
 
 def test_identical(gateway: Any, paceline: Any) -> None:
@@ -13,18 +16,29 @@ def test_identical(gateway: Any, paceline: Any) -> None:
     result = paceline("check", "--json")
     report = json.loads(result.stdout)
     assert (result.exit_code, report["verdict"]) == (0, "IDENTICAL")
-    assert (report["num_prompts"], report["num_comparisons"]) == (4, 4 * 2 * 5)
-    assert (report["drafted_tokens"], report["rejected_tokens"]) == (160, 80)
+    assert report["num_prompts"] == 4
+    for way in ("greedy", "seeded"):
+        tally = report[way]
+        assert tally["num_comparisons"] == 4 * 2 * 5
+        assert (tally["drafted_tokens"], tally["rejected_tokens"]) == (160, 80)
 
 
 def test_every_source_and_length_is_compared(gateway: Any, paceline: Any) -> None:
-    """Plain decoding once per prompt, then each source with each length, all greedy."""
+    """Plain decoding once per prompt, then each source with each length, greedy and seeded."""
     paceline("check")
-    asked = {_ways(request) for request in gateway.requests}
     lengths: tuple[int | None, ...] = (0, 1, 4, 8, None)
     expected = {(source, length) for source in ("int8", "ngram") for length in lengths}
-    assert {("none", 0), *expected} == asked
-    assert {0.0} == {request.sampling.temperature for request in gateway.requests}
+    for temperature, top_p, is_seeded, rule in (
+        (0.0, 0.0, False, UNSET),
+        (0.8, 0.95, True, COUPLED),
+    ):
+        asked = [r for r in gateway.requests if r.sampling.temperature == temperature]
+        assert {("none", 0), *expected} == {_ways(request) for request in asked}
+        assert 4 * 11 == len(asked)
+        assert {(top_p, is_seeded, rule)} == {
+            (r.sampling.top_p, r.HasField("seed"), r.speculation.rule) for r in asked
+        }
+    assert 8 * 11 == len(gateway.requests)
 
 
 def _ways(request: gateway_pb2.GenerateRequest) -> tuple[str, int | None]:
@@ -42,8 +56,25 @@ def test_difference_is_located(gateway: Any, paceline: Any) -> None:
     found = report["difference"]
     assert (found["draft"], found["draft_length"], found["index"]) == ("ngram", "0", 8)
     assert (found["plain_token_id"], found["token_id"]) == (ord("i"), ord("!"))
-    assert report["num_comparisons"] == 6
+    assert found["sampling"] == "greedy"
+    assert report["greedy"]["num_comparisons"] == 6
     assert "output token 8: plain 105, speculative 33" in paceline("check").stdout
+
+
+def test_difference_of_seeded_output_is_located(gateway: Any, paceline: Any) -> None:
+    """Seeded output is compared too, and a difference in it says so."""
+    gateway.wrong_for, gateway.is_wrong_greedily = "ngram", False
+    result = paceline("check")
+    assert result.exit_code == 1
+    assert "seeded\n  draft source ngram, draft length 0\n  output token 8:" in result.stdout
+
+
+def test_seeded_output_without_a_rejection_is_inconclusive(gateway: Any, paceline: Any) -> None:
+    """Greedy rejections prove nothing about seeded output."""
+    gateway.rejects_seeded = False
+    result = paceline("check")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("INCONCLUSIVE")
 
 
 def test_nothing_accepted_is_inconclusive(gateway: Any, paceline: Any) -> None:

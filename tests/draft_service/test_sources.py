@@ -14,6 +14,7 @@ from draft_service.sources import load_drafters
 from paceline import wire
 from paceline.errors import InvalidArgument, NotFound
 from paceline.pairing import check_pair
+from paceline.records import VerificationRule
 from paceline.serving.statuses import error_of
 from paceline.v1 import draft_pb2
 
@@ -38,7 +39,9 @@ async def test_describe_lists_sources_in_order(tiers: Any, networks: Any) -> Non
     assert model is not None
     assert ("int8-per-row", 99) == (model.quantization, model.max_length)
     assert sources[1].model is None
-    check_pair(model, await (await tiers.verify(networks.find())).identity())
+    target = await (await tiers.verify(networks.find())).identity()
+    for rule in VerificationRule:
+        check_pair(model, target, rule)
 
 
 def test_source_that_is_not_there(write_table: Any, tmp_path: Path) -> None:

@@ -75,7 +75,11 @@ CASES: dict[str, tuple[bytes, grpc.StatusCode, str]] = {
         "prompt",
     ),
     "empty stop string": (with_(lambda m: m.stop_strings.append("")), INVALID, "stop_strings"),
-    "seed": (with_(lambda m: m.__setattr__("seed", 7)), INVALID, "seed"),
+    "unknown rule": (
+        with_(lambda m: m.speculation.__setattr__("rule", 9)),
+        INVALID,
+        "speculation.rule",
+    ),
     "min_p": (with_(lambda m: m.sampling.__setattr__("min_p", 1.5)), INVALID, "min_p"),
     "penalty": (
         with_(lambda m: m.sampling.__setattr__("presence_penalty", math.nan)),

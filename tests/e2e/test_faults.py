@@ -100,6 +100,21 @@ async def test_text_survives_a_killed_draft(start_pair: Start) -> None:
     assert sum(counts.fallbacks.values()) > 100
 
 
+async def test_seeded_text_survives_a_killed_draft(start_pair: Start) -> None:
+    """B37, B98: sampled from a seed it is the same text too, drafted, and plain after the death."""
+    pair = start_pair()
+    options = GenerationOptions(max_tokens=LONG, temperature=0.8, seed=7, ignore_eos=True)
+    seeded = options.request(text_prompt("abc"))
+    async with connect(pair.address) as gateway:
+        expected = list((await generate(gateway, seeded)).token_ids)
+        token_ids, counts = await generate_through(
+            gateway, seeded, lambda: pair.kill("draft"), after=100
+        )
+    assert expected == token_ids
+    assert counts.accepted_token_count > 0
+    assert counts.plain_round_count > 100
+
+
 async def test_text_survives_a_frozen_draft(start_pair: Start) -> None:
     """B98: a draft that stops answering costs one bounded wait, and nothing of the text."""
     pair = start_pair()

@@ -134,6 +134,36 @@ async def test_rejections_recover_the_targets_law_where_the_draft_is_wrong(pair:
     assert 0.86 < result.stats.acceptance_rate < 0.95
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.8])
+async def test_a_seed_fixes_the_output(pair: Running, temperature: float) -> None:
+    """B12, B37, B40: one seed, one text: for every draft and length, alone, at once and resumed.
+
+    Another seed gives another text, and a request without one another still.
+    """
+    seeded = GenerationOptions(
+        max_tokens=120, temperature=temperature, top_p=0.95, seed=7, ignore_eos=True
+    )
+    prompt = gateway_pb2.Prompt(token_ids=gateway_pb2.TokenIds(token_ids=[0, 1, 2]))
+    ways = [
+        replace(seeded, draft=draft, num_draft_tokens=length)
+        for draft in ("", "ngram", "none")
+        for length in (0, 1, 2, 4, 8, None)
+    ]
+    async with connect(pair.address) as gateway:
+        requests = [way.request(prompt) for way in ways]
+        results = await asyncio.gather(*(generate(gateway, request) for request in requests))
+        expected = results[0].token_ids
+        assert [expected] * len(ways) == [result.token_ids for result in results]
+        accepted = sum(result.stats.accepted_token_count for result in results)
+        assert 0 < accepted < sum(result.stats.drafted_token_count for result in results)
+        requests[4].committed_token_ids.extend(expected[:50])
+        rest = await generate(gateway, requests[4])
+        assert expected[50:] == rest.token_ids
+        others = [replace(seeded, seed=seed) for seed in (8, 9, None, None)]
+        texts = {(await generate(gateway, other.request(prompt))).token_ids for other in others}
+    assert 4 == len(texts - {expected})
+
+
 async def test_stream_adds_up_to_the_answer(pair: Running) -> None:
     """B24, B80: ids, origins and text of the events are those of Complete, piece by piece."""
     request = GenerationOptions(max_tokens=50, temperature=GREEDY).request(text_prompt("abc"))

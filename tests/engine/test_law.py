@@ -238,8 +238,28 @@ def test_point_mass_with_bytes_is_refused() -> None:
     assert "proposal.law" == caught.value.field
 
 
-def test_shared_noise_is_not_supported() -> None:
-    """The coupled rule is not served: named, never silent."""
-    with pytest.raises(InvalidArgument) as caught:
+def test_shared_noise_has_no_law() -> None:
+    """What was drawn from shared noise cannot be verified by rejection: named, never silent."""
+    with pytest.raises(InvalidArgument, match="the coupled rule alone") as caught:
         decode_laws(proposal((3,), LawEncoding.SHARED_NOISE), VOCABULARY_SIZE)
-    assert ("proposal.law", "UNSUPPORTED") == (caught.value.field, caught.value.reason)
+    assert "proposal.law" == caught.value.field
+
+
+def test_race_is_won_by_the_least_noise_per_probability() -> None:
+    """Here 2/0.5 = 4, 1/0.2 = 5 and 1/0.3 = 3.3; noise alone would give id 4."""
+    law = Law(np.array([2, 4, 7]), np.array([0.5, 0.2, 0.3]))
+    assert 7 == law.race(np.array([2.0, 1.0, 1.0]))
+    assert 2 == law.race(np.array([1.6, 1.0, 1.0]))
+
+
+def test_race_ties_go_to_the_lowest_id() -> None:
+    """B14: equals are told apart by id, on both tiers alike."""
+    assert 3 == Law(np.array([3, 8]), np.array([0.5, 0.5])).race(np.array([1.0, 1.0]))
+
+
+def test_race_is_never_won_without_probability() -> None:
+    """However little its noise, a token of probability 0 stands still; so does a void law."""
+    law = Law(np.array([3, 8, 9]), np.array([0.0, 1.0, 5e-324]))
+    assert 8 == law.race(np.array([1e-16, 36.0, 1e-16]))
+    with pytest.raises(RuntimeError, match="without a law"):
+        Law.void().race(np.empty(0))

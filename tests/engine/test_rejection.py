@@ -11,7 +11,6 @@ from paceline.engine.draws import Draws, Role
 from paceline.engine.law import Law
 from paceline.engine.rejection import Acceptance, acceptance, accepted_length, next_law, verify
 from paceline.engine.residual import residual_law, residual_mass
-from paceline.errors import Unimplemented
 from paceline.records import VerdictKind, VerificationRule
 
 TOKEN, BLOCK = VerificationRule.REJECTION_TOKEN, VerificationRule.REJECTION_BLOCK
@@ -178,9 +177,9 @@ def test_verdict_is_a_function_of_its_arguments() -> None:
     assert 1 == len(outcomes)
 
 
-def test_coupled_rule_is_not_served() -> None:
+def test_coupled_rule_tests_nothing() -> None:
     """Named, never silent, an empty proposal included."""
-    with pytest.raises(Unimplemented, match="coupled"):
+    with pytest.raises(ValueError, match="coupled"):
         verify(VerificationRule.COUPLED, [P1], [], [], Draws(0), 1)
 
 

@@ -317,10 +317,7 @@ class VerifyTier(_Tier):
     proposals: list[Any] = field(default_factory=list)
     answer: Callable[[Verdict], Verdict] | None = None
     """Alters verdicts."""
-    rules: tuple[VerificationRule, ...] = (
-        VerificationRule.REJECTION_BLOCK,
-        VerificationRule.REJECTION_TOKEN,
-    )
+    rules: tuple[VerificationRule, ...] = tuple(VerificationRule)
     num_tokenizers_sent: int = 0
 
     async def serve(self, address: str = "127.0.0.1:0") -> None:

@@ -16,6 +16,13 @@ def test_replicas_may_be_given_several_times() -> None:
     assert (("a:1", "b:2"), ()) == (variables.verify, variables.draft)
 
 
+@pytest.mark.parametrize("rule", ["rejection-block", "rejection-token", "coupled"])
+def test_every_rule_can_be_the_default(rule: str) -> None:
+    """What a request may name, an operator may choose for those that name none."""
+    config = load(GatewayConfig, ["--verify", "a:1", "--default-rule", rule], {})
+    assert rule == config.default_rule
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
@@ -27,7 +34,7 @@ def test_replicas_may_be_given_several_times() -> None:
         (["--verify", "a:1", "--draft-length", "fixed:"], "--draft-length"),
         (["--verify", "a:1", "--max-draft-tokens", "65"], "--max-draft-tokens"),
         (["--verify", "a:1", "--draft-stall-s", "0"], "--draft-stall-s"),
-        (["--verify", "a:1", "--default-rule", "coupled"], "--default-rule"),
+        (["--verify", "a:1", "--default-rule", "lossy"], "--default-rule"),
         (["--verify", "a:1", "--max-generations", "0"], "--max-generations"),
     ],
 )

@@ -10,12 +10,13 @@ import pytest
 from gateway.pairing import check_source, choose_target
 from paceline.errors import FailedPrecondition, NotFound, Unavailable
 from paceline.pairing import fits
-from paceline.records import DraftSource, ModelIdentity
+from paceline.records import DraftSource, ModelIdentity, VerificationRule
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Servers
 
 SCRIPT = list(range(40, 90))
+BLOCK, COUPLED = VerificationRule.REJECTION_BLOCK, VerificationRule.COUPLED
 
 
 @pytest.mark.parametrize("name", ["", "scripted"])
@@ -68,9 +69,20 @@ async def test_a_misfit_is_refused_with_both_sides(servers: Servers, name: str) 
     tier = await servers.draft(SCRIPT, sources=(DraftSource("small", other), DraftSource("ngram")))
     tiers = await servers.tiers([], [tier])
     with pytest.raises(FailedPrecondition) as refused:
-        check_source(tiers.sources, name, servers.model)
+        check_source(tiers.sources, name, servers.model, BLOCK)
     for part in ("'tiny'", "'other'", "draft 9", "'scripted'", "'byte'", "target 257"):
         assert part in refused.value.message
+
+
+async def test_other_noise_is_refused_under_the_coupled_rule_alone(servers: Servers) -> None:
+    """Two versions of the noise share nothing; the rejection rules need none."""
+    older = replace(servers.model, noise_version=servers.model.noise_version + 1)
+    tier = await servers.draft(SCRIPT, sources=(DraftSource("small", older), DraftSource("ngram")))
+    tiers = await servers.tiers([], [tier])
+    check_source(tiers.sources, "small", servers.model, BLOCK)
+    check_source(tiers.sources, "ngram", servers.model, COUPLED)
+    with pytest.raises(FailedPrecondition, match="noise version: draft 1, target 0"):
+        check_source(tiers.sources, "small", servers.model, COUPLED)
 
 
 @pytest.mark.parametrize("name", ["", "ngram", "none", "small"])
@@ -81,19 +93,19 @@ async def test_sources_that_can_be_had(servers: Servers, name: str) -> None:
     b = await servers.draft(
         SCRIPT, sources=(DraftSource("small", servers.model), DraftSource("ngram"))
     )
-    check_source((await servers.tiers([], [a, b])).sources, name, servers.model)
+    check_source((await servers.tiers([], [a, b])).sources, name, servers.model, BLOCK)
 
 
 async def test_an_unknown_source(servers: Servers) -> None:
     """NOT_FOUND, with what is served, with a draft tier or without one."""
     tiers = await servers.tiers([], [await servers.draft(SCRIPT)])
     with pytest.raises(NotFound, match=r"'big' is not served here; served are \['scripted'\]"):
-        check_source(tiers.sources, "big", servers.model)
+        check_source(tiers.sources, "big", servers.model, BLOCK)
     without = await servers.tiers([])
     with pytest.raises(NotFound, match="no draft tier"):
-        check_source(without.sources, "big", servers.model)
-    check_source(without.sources, "none", servers.model)
-    check_source(without.sources, "", servers.model)
+        check_source(without.sources, "big", servers.model, BLOCK)
+    check_source(without.sources, "none", servers.model, BLOCK)
+    check_source(without.sources, "", servers.model, BLOCK)
 
 
 async def test_a_draft_tier_that_is_away_refuses_nothing(servers: Servers) -> None:
@@ -102,4 +114,4 @@ async def test_a_draft_tier_that_is_away_refuses_nothing(servers: Servers) -> No
     tiers = await servers.tiers([], [tier])
     for replica in tiers.sources.all():
         replica.stop()
-    check_source(tiers.sources, "big", servers.model)
+    check_source(tiers.sources, "big", servers.model, BLOCK)

@@ -14,13 +14,14 @@ from paceline.records import ModelIdentity, SamplingParams, VerificationRule
 from paceline.v1 import gateway_pb2
 
 BLOCK, TOKEN = VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN
+COUPLED = VerificationRule.COUPLED
 EOS = 256
 
 
 @pytest.fixture
 def target(model: ModelIdentity, bytes_tokenizer: Tokenizer) -> Target:
     """The scripted target: 257 ids, at most 64 tokens."""
-    return Target(model, 8, frozenset({BLOCK, TOKEN}), bytes_tokenizer)
+    return Target(model, 8, frozenset({BLOCK, TOKEN, COUPLED}), bytes_tokenizer)
 
 
 def request(**fields: Any) -> gateway_pb2.GenerateRequest:
@@ -59,6 +60,22 @@ async def test_each_generation_draws_its_own_seed(target: Target) -> None:
     assert 20 == len(seeds)
     assert max(seeds) >= 2**60
     assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+@pytest.mark.parametrize("default", [BLOCK, TOKEN, COUPLED])
+@pytest.mark.parametrize("named", [None, BLOCK, TOKEN, COUPLED])
+async def test_a_seed_and_its_rule(
+    target: Target, seed: int, default: VerificationRule, named: VerificationRule | None
+) -> None:
+    """B37: with a seed the rule is the coupled one, unless the request names another."""
+    asked = request(seed=seed)
+    if named is not None:
+        asked.speculation.rule = asked.speculation.rule.__class__(named.value)
+    spec = (await read_generation(asked, target, default)).spec
+    assert (seed, named or COUPLED) == (spec.seed, spec.rule)
+    asked.ClearField("seed")
+    assert (named or default) is (await read_generation(asked, target, default)).spec.rule
 
 
 async def test_every_field_arrives(target: Target) -> None:
@@ -151,7 +168,6 @@ async def test_the_default_rule_is_the_services(target: Target) -> None:
         ({"max_tokens": 10**8}, "max_tokens", "100000000"),
         ({"stop_strings": ["a", ""]}, "stop_strings[1]", "empty"),
         ({"stop_strings": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop_strings", "at most 16, got 17"),
-        ({"seed": 0}, "seed", "coupled rule"),
         ({"sample_count": 2}, "sample_count", "not supported"),
         ({"sample_count": 0}, "sample_count", "at least 1"),
         ({"sample_count": -1}, "sample_count", "at least 1"),
@@ -204,16 +220,17 @@ async def test_negative_lengths_are_refused(target: Target, name: str) -> None:
         await read_generation(request(speculation=speculation), target, BLOCK)
 
 
-@pytest.mark.parametrize("rule", [VerificationRule.COUPLED, TOKEN])
+@pytest.mark.parametrize("rule", [COUPLED, TOKEN])
 async def test_rules_that_are_not_served(
     model: ModelIdentity, bytes_tokenizer: Tokenizer, rule: VerificationRule
 ) -> None:
-    """The coupled rule by no build yet, another by a target that does not list it."""
-    target = Target(model, 8, frozenset({BLOCK, VerificationRule.COUPLED}), bytes_tokenizer)
+    """A rule that the target does not list is refused, named or asked for by a seed."""
+    target = Target(model, 8, frozenset({BLOCK}), bytes_tokenizer)
     asked = request()
     asked.speculation.rule = asked.speculation.rule.__class__(rule.value)
-    with pytest.raises(InvalidArgument, match=r"supported are \['REJECTION_BLOCK'\]"):
-        await read_generation(asked, target, BLOCK)
+    for refused in (asked, request(seed=1)):
+        with pytest.raises(InvalidArgument, match=r"supported are \['REJECTION_BLOCK'\]"):
+            await read_generation(refused, target, BLOCK)
 
 
 async def test_limits_are_in_the_details(target: Target) -> None:

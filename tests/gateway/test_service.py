@@ -24,7 +24,7 @@ from paceline.errors import (
     PacelineError,
     Unavailable,
 )
-from paceline.records import DraftSource, TokenLogProbs, Verdict
+from paceline.records import DraftSource, TokenLogProbs, Verdict, VerificationRule
 from paceline.serving.endpoints import Gate, add_endpoints
 from paceline.serving.statuses import error_of
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
@@ -348,6 +348,22 @@ async def test_resuming(servers: Servers, gateways: Gateways) -> None:
         assert [1, 2, 3] == list(rest.started.prompt_token_ids)
 
 
+async def test_a_seed_reaches_both_tiers(servers: Servers, gateways: Gateways) -> None:
+    """B40: seed and coupled rule open both sessions, and those of a generation that goes on."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
+    _, client = await gateways.start([verify.address], [draft.address])
+    for committed in ([], SCRIPT[:7]):
+        asked = request(max_tokens=30, seed=2**64 - 1, committed_token_ids=committed)
+        answer = await client.complete(asked)
+        assert 2**64 - 1 == answer.started.seed
+    for opens in (verify.opens, draft.opens):
+        sessions = [opened.session for opened in opens]
+        assert [(2**64 - 1, VerificationRule.COUPLED.value, 3)] * 2 == [
+            (session.seed, session.rule, session.prompt_length) for session in sessions
+        ]
+        assert [3, 10] == [len(session.token_ids) for session in sessions]
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -355,7 +371,6 @@ async def test_resuming(servers: Servers, gateways: Gateways) -> None:
         ({"speculation": gateway_pb2.SpeculationParams(draft_source="big")}, NotFound),
         ({"prompt": gateway_pb2.Prompt(text="")}, InvalidArgument),
         ({"max_tokens": 10**8}, InvalidArgument),
-        ({"seed": 1}, InvalidArgument),
     ],
 )
 async def test_refusals_open_nothing(

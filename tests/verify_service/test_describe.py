@@ -11,6 +11,7 @@ import grpc
 import pytest
 from transformers import AutoTokenizer
 
+from paceline.engine.coupling import NOISE_VERSION
 from paceline.errors import InvalidArgument, NotFound
 from paceline.records import VerificationRule
 from paceline.serving.statuses import error_of
@@ -35,7 +36,8 @@ async def test_describe_model(tiers: Any, networks: Any) -> None:
     assert identity.tokenizer_fingerprint
     assert 5 == response.max_draft_tokens
     rules = [VerificationRule(rule) for rule in response.rules]
-    assert [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN] == rules
+    assert list(VerificationRule) == rules
+    assert NOISE_VERSION == identity.noise_version
 
 
 async def fetch_tokenizer(tier: Any) -> list[bytes]:

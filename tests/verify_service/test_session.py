@@ -12,7 +12,6 @@ from paceline.errors import (
     FailedPrecondition,
     InvalidArgument,
     PacelineError,
-    Unimplemented,
 )
 from paceline.records import (
     LawEncoding,
@@ -244,7 +243,7 @@ async def test_draft_token_out_of_range(tiers: Any, rounds: Any, cycle: str, tok
         (LawEncoding.DENSE, struct.pack("<3f", 0, 0, 0), "sums to 0"),
         (LawEncoding.DENSE, struct.pack("<3f", 0.5, float("nan"), 0.5), "not finite"),
         (LawEncoding.DENSE, struct.pack("<3f", 0.5, 0.0, 0.5), "no probability"),
-        (LawEncoding.SHARED_NOISE, b"", "not supported"),
+        (LawEncoding.SHARED_NOISE, b"", "coupled rule alone"),
     ],
 )
 async def test_malformed_law(
@@ -288,16 +287,6 @@ async def test_second_open(tiers: Any, rounds: Any, cycle: str) -> None:
     error = await peer.refusal()
     assert isinstance(error, InvalidArgument)
     assert "proposal" == error.field
-
-
-async def test_coupled_rule_is_not_served(tiers: Any, rounds: Any, cycle: str) -> None:
-    """A rule that is not served is said to be so, and not replaced by another."""
-    tier = await tiers.verify(cycle)
-    peer = tier.connect()
-    await tier.send_open(peer, rounds.spec([A], rule=VerificationRule.COUPLED))
-    error = await peer.refusal()
-    assert isinstance(error, Unimplemented)
-    assert "coupled" in error.message
 
 
 async def test_another_model_is_expected(tiers: Any, rounds: Any, cycle: str) -> None:
