@@ -131,8 +131,7 @@ def _multiply_exactly(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _normalize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [T, in_features] scaled into [-1, 1], and the scales [T, 1]."""
-    row_max = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True)
-    row_max.clamp_min_(_TINY)
+    row_max = rows.abs().amax(dim=1, keepdim=True).clamp_min_(_TINY)
     return rows / row_max, row_max
 
 

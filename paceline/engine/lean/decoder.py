@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from paceline.engine.lean.linear import Gate, Linear
 
@@ -73,7 +72,8 @@ class Decoder:
     layers: tuple[Layer, ...]
     norm: torch.Tensor
     head: Linear
-    epsilon: float
+    epsilon: torch.Tensor
+    """Float32 []: what norms add to the mean square."""
     shape: HeadShape
     frequencies: torch.Tensor
     """Float32 [D / 2]: radians that a position turns each pair of numbers by."""
@@ -111,7 +111,7 @@ class Decoder:
             heads = heads.view(len(x), -1, self.shape.dim)
             turned = heads[:, :num_turned]
             if layer.head_norm is not None:
-                turned.copy_(self._normalize(turned, None).mul_(layer.head_norm))
+                turned.copy_(self._normalize(turned, layer.head_norm))
             _turn(turned, turns)
             x = layer.output.add_to(x, attention.attend(index, heads))
             x = layer.down.add_to(x, layer.gate(self._normalize(x, layer.mlp_norm)))
@@ -119,8 +119,11 @@ class Decoder:
             x = x[wanted]
         return self.head(self._normalize(x, self.norm))
 
-    def _normalize(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return F.rms_norm(x, x.shape[-1:], weight, self.epsilon)
+    def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm over the last dimension; `rms_norm` takes twice as many steps."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        mean_square = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1])
+        return (x * mean_square.rsqrt_()).to(x.dtype).mul_(weight)
 
     def _turns(self, positions: torch.Tensor) -> torch.Tensor:
         """Complex [T, 1, D / 2]: what each pair of numbers of a row is multiplied with."""

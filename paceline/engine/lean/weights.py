@@ -65,7 +65,7 @@ def take_decoder(network: PreTrainedModel) -> Decoder:
         layers=tuple(layers),
         norm=model.norm.weight.detach(),
         head=build_linear(Matrix.of(network.lm_head)),
-        epsilon=float(config.rms_norm_eps),
+        epsilon=torch.tensor(float(config.rms_norm_eps)),
         shape=shape,
         frequencies=model.rotary_emb.inv_freq.float(),
         turn_scale=float(model.rotary_emb.attention_scaling),
