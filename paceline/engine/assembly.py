@@ -15,13 +15,15 @@ import torch
 from paceline.engine import models
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
+from paceline.engine.lean.runner import LeanRunner
+from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
 from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.models import LoadedModel, LoadOptions
-from paceline.engine.self_test import check_against_stock
+from paceline.engine.self_test import check_against_stock, run_stock
 from paceline.engine.step import ModelRunner
 from paceline.engine.table_model import TableModel, TableRunner
-from paceline.records import SamplingParams, SessionSpec, VerificationRule
+from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
 
 Progress = Callable[[str], None]
 
@@ -45,7 +47,16 @@ class EngineSettings:
     """Threads of one step on the CPU; 0 leaves torch's choice."""
 
 
-def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[LoadedModel, Engine]:
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What is known of a model whose weights are the engine's."""
+
+    identity: ModelIdentity
+    tokenizer_archive: bytes
+    """A zip; see tokenizer_archive.py."""
+
+
+def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[ServedModel, Engine]:
     """Loads a model and starts a warm engine on it.
 
     Raises:
@@ -70,8 +81,11 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[L
     )
     progress(plan.describe())
     loaded = models.load(name, load_options, progress)
+    served = ServedModel(loaded.identity, loaded.tokenizer_archive)
+    runner = _proven_runner(loaded, progress)
+    del loaded  # Where the runner keeps the weights in a form of its own, the network goes.
     engine = Engine(
-        _proven_runner(loaded, progress),
+        runner,
         EngineOptions(
             plan.num_blocks, settings.block_size, settings.max_rows, settings.max_draft_tokens
         ),
@@ -79,11 +93,11 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[L
     engine.start()
     progress("warming up")
     try:
-        _warm_up(engine, loaded)
+        _warm_up(engine, served.identity.max_length)
     except BaseException:
         engine.stop()
         raise
-    return loaded, engine
+    return served, engine
 
 
 def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
@@ -93,20 +107,23 @@ def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
 
 
 def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
-    if isinstance(loaded.network, TableModel):
-        return TableRunner(loaded.network)
+    """A runner that has shown that it computes what the network does, which it may use up."""
+    network = loaded.network
+    if isinstance(network, TableModel):
+        return TableRunner(network)
     size = loaded.identity.vocabulary_size
-    runner = NetworkRunner(loaded.network, size)
     progress("checking the paged cache against the stock forward")
-    check_against_stock(
-        loaded.network, runner, size, is_quantized=bool(loaded.identity.quantization)
+    stock = run_stock(network, size, is_quantized=bool(loaded.identity.quantization))
+    runner: ModelRunner = (
+        LeanRunner(take_decoder(network), size) if serves(network) else NetworkRunner(network, size)
     )
+    check_against_stock(runner, stock)
     return runner
 
 
-def _warm_up(engine: Engine, loaded: LoadedModel) -> None:
+def _warm_up(engine: Engine, max_length: int) -> None:
     """Runs a prompt, a proposal's rows and a single row once, and leaves nothing behind."""
-    length = min(3 * engine.options.max_draft_tokens, loaded.identity.max_length)
+    length = min(3 * engine.options.max_draft_tokens, max_length)
     spec = SessionSpec(
         (0,) * length, length, SamplingParams(0.0), VerificationRule.REJECTION_TOKEN, 0
     )

@@ -132,7 +132,7 @@ class CpuRows:
     def __init__(self, step: Step, cache: PagedCache) -> None:
         self._cache = cache
         self._spans = step.spans
-        self._slots = _slots(step, torch.device("cpu"))
+        self._slots = find_slots(step, torch.device("cpu"))
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._masks: dict[tuple[int, int | None, int], torch.Tensor | None] = {}
         self._block_size = step.block_size
@@ -220,7 +220,7 @@ class CudaRows:
 
     def __init__(self, step: Step, cache: PagedCache, device: torch.device) -> None:
         self._cache = cache
-        self._slots = _slots(step, device)
+        self._slots = find_slots(step, device)
         self.num_calls = 0
 
         def upload(values: list[int]) -> torch.Tensor:
@@ -266,7 +266,7 @@ class CudaRows:
         return output
 
 
-def _slots(step: Step, device: torch.device) -> torch.Tensor:
+def find_slots(step: Step, device: torch.device) -> torch.Tensor:
     """The slot of every row of a step, int64 [T]."""
     slots: list[int] = []
     for span in step.spans:

@@ -92,7 +92,7 @@ class NetworkRunner:
             input_ids=self._upload(ids)[None],
             position_ids=self._upload(positions)[None],
             use_cache=False,
-            logits_to_keep=self._upload(_logit_rows(step)),
+            logits_to_keep=self._upload(find_logit_rows(step)),
             rows=rows,
         )
         logits: torch.Tensor = output.logits[0, :, : self._vocabulary_size]
@@ -107,7 +107,7 @@ class NetworkRunner:
         return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
 
 
-def _logit_rows(step: Step) -> list[int]:
+def find_logit_rows(step: Step) -> list[int]:
     """Indices of the rows of a step whose logits are wanted."""
     wanted: list[int] = []
     row = 0

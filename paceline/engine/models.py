@@ -22,6 +22,7 @@ from transformers import (
 
 from paceline.engine import model_fingerprint, tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
+from paceline.engine.lean.weights import copied_bytes
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles
 from paceline.engine.model_source import find_source
@@ -121,14 +122,17 @@ def measure(name: str, options: LoadOptions, progress: Callable[[str], None]) ->
         table = load_table(Path(name.removeprefix(_TABLE_PREFIX)))
         row_bytes = len(table.alphabet) * torch.float32.itemsize
         return ModelSize(table.logits.nbytes, _TABLE_KV_BYTES, row_bytes)
-    config = _find(name, options, progress)[0].read_config()
+    files, quantization = _find(name, options, progress)
+    config = files.read_config()
     itemsize = _DTYPES[options.dtype].itemsize
     with torch.device("meta"):
-        network = AutoModelForCausalLM.from_config(config)
+        network = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[options.dtype])
+    is_copied = options.device == "cpu" and not quantization
     text = config.get_text_config(decoder=True)
     num_heads = text.num_attention_heads
     return ModelSize(
-        weights_bytes=itemsize * sum(p.numel() for p in network.parameters()),
+        weights_bytes=sum(p.nbytes for p in network.parameters())
+        + (copied_bytes(network) if is_copied else 0),
         kv_bytes_per_token=kv_bytes_per_token(
             num_layers=text.num_hidden_layers,
             num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,

@@ -8,15 +8,22 @@ from, and is named as such. Knows no model family.
 from __future__ import annotations
 
 import warnings
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
+Packed: TypeAlias = Any
+"""A matrix of int8 codes with its scales in the layout of torch's x86 kernel."""
+
 _LEVELS = 127
+_TINY = torch.finfo(torch.float32).tiny
 _ZERO_POINT = 128
 """Of the unsigned input codes: code 128 is 0."""
 _EXACT_COLUMNS = 1024
 """Sums of this many products of 7-bit integers are exact in float32, in any order."""
+# Looked up once: choosing the overload at each call costs as much as the call.
+_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
 
 def quantize_int8_per_row(network: nn.Module) -> None:
@@ -42,6 +49,22 @@ def has_packed_kernel() -> bool:
     return torch.backends.quantized.engine == "x86" and torch.cpu._is_vnni_supported()
 
 
+def pack(codes: torch.Tensor, scales: torch.Tensor) -> Packed:
+    """Lays codes [N, K] and scales [N] out for `multiply_packed`."""
+    zero_points = torch.zeros(len(scales), dtype=torch.int64)
+    with warnings.catch_warnings():
+        # The quantized dtypes are to go; the kernel that replaces them is far slower today.
+        warnings.simplefilter("ignore", UserWarning)
+        weight = torch._make_per_channel_quantized_tensor(codes, scales.double(), zero_points, 0)
+    return torch.ops.quantized.linear_prepack(weight, None)
+
+
+def multiply_packed(rows: torch.Tensor, weight: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 rows [T, K] -> y [T, N] and row_max [T, 1], whose product is the result."""
+    unit, row_max = _normalize(rows)
+    return _multiply(unit, 1.0 / _LEVELS, _ZERO_POINT, weight), row_max
+
+
 class PackedInt8Linear(nn.Module):
     """The layer in torch's x86 int8 kernel."""
 
@@ -52,22 +75,17 @@ class PackedInt8Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.out_features, self.in_features = codes.shape
-        zero_points = torch.zeros(len(scales), dtype=torch.int64)
-        with warnings.catch_warnings():
-            # The quantized dtypes are to go; the kernel that replaces them is far slower today.
-            warnings.simplefilter("ignore", UserWarning)
-            weight = torch._make_per_channel_quantized_tensor(
-                codes, scales.double(), zero_points, 0
-            )
-        self._packed = torch.ops.quantized.linear_prepack(weight, None)
-        # Looked up once: choosing the overload at each call costs as much as the call.
-        self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        self._packed = pack(codes, scales)
         self.register_buffer("bias", bias)
+
+    def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes [N, K] and the scales [N] that the layer was made of."""
+        weight, _ = torch.ops.quantized.linear_unpack(self._packed)
+        return weight.int_repr(), weight.q_per_channel_scales().to(torch.float32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of `x`."""
-        unit, row_max = _normalize(x)
-        y = self._multiply(unit, 1.0 / _LEVELS, _ZERO_POINT, self._packed)
+        y, row_max = multiply_packed(x.reshape(-1, x.shape[-1]).to(torch.float32), self._packed)
         return _restore(y, row_max, self.bias, x)
 
 
@@ -87,9 +105,13 @@ class PlainInt8Linear(nn.Module):
         self.register_buffer("scales", scales / _LEVELS)
         self.register_buffer("bias", bias)
 
+    def unpack(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The codes [N, K] and the scales [N] that the layer was made of."""
+        return self.codes.to(torch.int8), self.scales * _LEVELS
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features], in the dtype of `x`."""
-        unit, row_max = _normalize(x)
+        unit, row_max = _normalize(x.reshape(-1, x.shape[-1]).to(torch.float32))
         rows = (unit * _LEVELS).round()
         y = _multiply_exactly(rows, self.codes)
         return _restore(y * self.scales, row_max, self.bias, x)
@@ -107,11 +129,9 @@ def _multiply_exactly(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _normalize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [T, in_features] scaled into [-1, 1], and the scales [T, 1]."""
-    rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
-    row_max = rows.abs().amax(dim=1, keepdim=True)
-    row_max = row_max.clamp_min(torch.finfo(torch.float32).tiny)
+    row_max = rows.abs().amax(dim=1, keepdim=True).clamp_min_(_TINY)
     return rows / row_max, row_max
 
 

@@ -3,18 +3,19 @@
 Some architectures accept an attention function and never call it, or keep part of their attention
 elsewhere (chunking in the mask, state across tokens): they would be silently wrong, one session
 reading another's tokens. Two packed sequences, fed in two chunks with the blocks interleaved,
-against the stock forward of each alone, catch all of these. It runs once and serves nobody.
+against the stock forward of each alone, catch all of these. It runs once and serves nobody. The
+stock forward comes first, since a runner may use the network up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.engine import attention
-from paceline.engine.model_runner import NetworkRunner
-from paceline.engine.step import Span, Step
+from paceline.engine.step import ModelRunner, Span, Step
 from paceline.errors import FailedPrecondition
 
 if TYPE_CHECKING:
@@ -33,10 +34,40 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _QUANTIZED_TOLERANCE = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class StockRun:
+    """What a network itself gave for two sequences."""
+
+    name: str
+    """The architecture."""
+    sequences: tuple[tuple[int, ...], ...]
+    logits: tuple[torch.Tensor, ...]
+    """Float32 [T, V] of each."""
+    tolerance: float
+
+
 @torch.inference_mode()
-def check_against_stock(
-    network: PreTrainedModel, runner: NetworkRunner, vocabulary_size: int, *, is_quantized: bool
-) -> None:
+def run_stock(network: PreTrainedModel, vocabulary_size: int, *, is_quantized: bool) -> StockRun:
+    """Runs two sequences through a network's own attention, which it is left with."""
+    config = network.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    limit = getattr(config, "max_position_embeddings", None) or _MAX_LONG
+    long = min(limit, max(_LONG, min(window + 9, _MAX_LONG)))
+    generator = torch.Generator().manual_seed(0)
+    sequences = tuple(
+        tuple(torch.randint(vocabulary_size, (length,), generator=generator).tolist())
+        for length in (_SHORT, long)
+    )
+    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
+    return StockRun(
+        name=type(network).__name__,
+        sequences=sequences,
+        logits=tuple(_stock_logits(network, ids, vocabulary_size) for ids in sequences),
+        tolerance=_QUANTIZED_TOLERANCE if is_quantized else _TOLERANCE[network.dtype],
+    )
+
+
+def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
     """Compares logits at every position of two sequences.
 
     The runner's cache is allocated for the test; allocate it again afterwards.
@@ -44,39 +75,26 @@ def check_against_stock(
     Raises:
         FailedPrecondition: they differ; the architecture is named.
     """
-    config = network.config.get_text_config()
-    window = getattr(config, "sliding_window", None) or 0
-    limit = getattr(config, "max_position_embeddings", None) or _MAX_LONG
-    long = min(limit, max(_LONG, min(window + 9, _MAX_LONG)))
-    generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randint(vocabulary_size, (length,), generator=generator).tolist()
-        for length in (_SHORT, long)
-    ]
-    network.set_attn_implementation("sdpa" if network._supports_sdpa else "eager")
-    try:
-        stock = [_stock_logits(network, ids, vocabulary_size) for ids in sequences]
-    finally:
-        network.set_attn_implementation(attention.ATTENTION_NAME)
-    tolerance = _QUANTIZED_TOLERANCE if is_quantized else _TOLERANCE[network.dtype]
-    for ours, theirs in zip(_paged_logits(runner, sequences), stock, strict=True):
+    for ours, theirs in zip(_paged_logits(runner, stock.sequences), stock.logits, strict=True):
         error = float((ours - theirs).norm() / theirs.norm())
-        if not error <= tolerance:
+        if not error <= stock.tolerance:
             raise FailedPrecondition(
-                f"{type(network).__name__} does not compute the same through the paged cache: "
-                f"relative error {error:.2g} where {tolerance:g} is allowed",
+                f"{stock.name} does not compute the same through the paged cache: "
+                f"relative error {error:.2g} where {stock.tolerance:g} is allowed",
                 reason="MODEL_NOT_SUPPORTED",
             )
 
 
-def _stock_logits(network: PreTrainedModel, ids: list[int], vocabulary_size: int) -> torch.Tensor:
+def _stock_logits(
+    network: PreTrainedModel, ids: Sequence[int], vocabulary_size: int
+) -> torch.Tensor:
     """Logits [T, V] of one sequence by the network's own attention."""
-    tensor = torch.tensor([ids], device=network.device)
+    tensor = torch.tensor([list(ids)], device=network.device)
     logits: torch.Tensor = network(input_ids=tensor, use_cache=False).logits
     return logits[0, :, :vocabulary_size].float()
 
 
-def _paged_logits(runner: NetworkRunner, sequences: list[list[int]]) -> list[torch.Tensor]:
+def _paged_logits(runner: ModelRunner, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
     """Logits [T, V] of two sequences that share two steps and whose blocks interleave."""
     num_blocks = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
     runner.allocate(2 * max(num_blocks), _BLOCK_SIZE)
@@ -88,7 +106,7 @@ def _paged_logits(runner: NetworkRunner, sequences: list[list[int]]) -> list[tor
         spans = []
         for ids, table, cut in zip(sequences, tables, cuts, strict=True):
             start, end = (0, cut) if chunk == 0 else (cut, len(ids))
-            spans.append(Span(tuple(ids[start:end]), start, table, end - start, len(ids)))
+            spans.append(Span(ids[start:end], start, table, end - start, len(ids)))
         logits = runner.run(Step(tuple(spans), _BLOCK_SIZE))
         first = spans[0].num_logits
         parts[0].append(logits[:first])

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.engine import assembly
-from paceline.engine.assembly import EngineSettings, assemble
+from paceline.engine.assembly import EngineSettings, ServedModel, assemble
 from paceline.engine.attention import CpuRows
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
-from paceline.engine.models import LoadedModel
+from paceline.engine.lean.attention import CpuAttention
+from paceline.engine.lean.decoder import Decoder
+from paceline.engine.lean.runner import LeanRunner
+from paceline.engine.lean.weights import take_decoder
+from paceline.engine.model_runner import NetworkRunner
+from paceline.engine.models import LoadOptions, load
+from paceline.engine.self_test import StockRun, check_against_stock
 from paceline.engine.sequence import Sequence
+from paceline.engine.step import ModelRunner
 from paceline.engine.table_model import TableModel
 from paceline.errors import Exhausted, FailedPrecondition, NotFound
 from paceline.records import SamplingParams, SessionSpec, VerificationRule
 
 SaveModel = Callable[..., Path]
-Assemble = Callable[..., tuple[LoadedModel, Engine]]
+Assemble = Callable[..., tuple[ServedModel, Engine]]
 
 WAIT_S = 60
 GREEDY = SamplingParams(0.0)
@@ -45,7 +55,7 @@ def start(settings: EngineSettings, lines: list[str]) -> Iterator[Assemble]:
     """Assembles with changed settings, and stops the engine at the end."""
     engines: list[Engine] = []
 
-    def start_one(name: str, **changes: object) -> tuple[LoadedModel, Engine]:
+    def start_one(name: str, **changes: object) -> tuple[ServedModel, Engine]:
         loaded, engine = assemble(name, replace(settings, **changes), lines.append)  # type: ignore[arg-type]  # fields by name
         engines.append(engine)
         return loaded, engine
@@ -90,18 +100,69 @@ def test_table_model_runs(start: Assemble, table: str) -> None:
     assert [1, 2, 0, 1, 2] == generate(engine, [0], 5)
 
 
-def test_network_runs(start: Assemble, save_model: SaveModel) -> None:
-    """A directory becomes an engine whose greedy ids are those of the loaded network."""
-    loaded, engine = start(str(save_model("llama")))
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+def test_network_runs(
+    start: Assemble, settings: EngineSettings, save_model: SaveModel, model_type: str
+) -> None:
+    """A directory becomes an engine whose greedy ids are those of the network itself."""
+    directory = str(save_model(model_type))
+    _, engine = start(directory)
     got = generate(engine, [5, 6, 7], 6)
-    assert not isinstance(loaded.network, TableModel)
+    network = load(directory, LoadOptions(settings.cache_dir), print).network
+    assert not isinstance(network, TableModel)
     ids = torch.tensor([[5, 6, 7]])
-    loaded.network.set_attn_implementation("eager")
     with torch.no_grad():
         for _ in range(6):
-            logits = loaded.network(ids, use_cache=False).logits[:, -1, :500]
+            logits = network(ids, use_cache=False).logits[:, -1, :500]
             ids = torch.cat([ids, logits.argmax(1, keepdim=True)], dim=1)
     assert ids[0, 3:].tolist() == got
+
+
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+@pytest.mark.parametrize(
+    ("model_type", "runner"),
+    [
+        ("llama", LeanRunner),
+        ("mistral", LeanRunner),
+        ("qwen2", LeanRunner),
+        ("qwen3", LeanRunner),
+        ("mixtral", NetworkRunner),
+    ],
+)
+def test_lean_runner_serves_its_family(
+    start: Assemble,
+    save_model: SaveModel,
+    monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    runner: type,
+    prefix: str,
+) -> None:
+    """The Llama-shaped family runs lean, quantized or not; every other one through transformers."""
+    checked: list[object] = []
+
+    def check(runner: ModelRunner, stock: StockRun) -> None:
+        checked.append(runner)
+        check_against_stock(runner, stock)
+
+    monkeypatch.setattr(assembly, "check_against_stock", check)
+    start(f"{prefix}{save_model(model_type)}")
+    assert [runner] == [type(one) for one in checked]
+
+
+def test_network_is_gone_once_it_was_taken(
+    start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine holds one copy of the weights: no layer of the network outlives assembly."""
+    layers: list[weakref.ref[object]] = []
+
+    def note(network: Any) -> Decoder:
+        layers.extend(weakref.ref(layer.mlp.down_proj.weight) for layer in network.model.layers)
+        return take_decoder(network)
+
+    monkeypatch.setattr(assembly, "take_decoder", note)
+    start(str(save_model("llama")))
+    gc.collect()
+    assert [None, None] == [layer() for layer in layers]
 
 
 @pytest.mark.parametrize("kind", ["table", "llama", "quantized"])
@@ -149,17 +210,23 @@ def test_progress_tells_of_every_stage(
     assert sorted(found) == found
 
 
+@pytest.mark.parametrize(
+    ("model_type", "rows", "name"),
+    [("llama", CpuAttention, "Llama"), ("mixtral", CpuRows, "Mixtral")],
+)
 def test_wrong_network_never_serves(
     save_model: SaveModel,
     settings: EngineSettings,
-    lines: list[str],
     monkeypatch: pytest.MonkeyPatch,
+    model_type: str,
+    rows: Any,
+    name: str,
 ) -> None:
-    """A network that fails its self-test is refused at load."""
-    attend = CpuRows.attend
-    monkeypatch.setattr(CpuRows, "attend", lambda rows, call: attend(rows, call).flip(0))
-    with pytest.raises(FailedPrecondition, match="LlamaForCausalLM does not compute the same"):
-        assemble(str(save_model("llama")), settings, lines.append)
+    """A network that fails its self-test is refused at load, whoever runs it."""
+    attend = rows.attend
+    monkeypatch.setattr(rows, "attend", lambda *arguments: attend(*arguments).flip(0))
+    with pytest.raises(FailedPrecondition, match=f"{name}ForCausalLM does not compute the same"):
+        assemble(str(save_model(model_type)), settings, print)
 
 
 def test_unknown_model_is_not_found(
@@ -176,7 +243,7 @@ def test_failed_warm_up_stops_the_engine(
     """What was started is stopped again when the first step fails."""
     engines: list[Engine] = []
 
-    def fail(engine: Engine, loaded: LoadedModel) -> None:
+    def fail(engine: Engine, max_length: int) -> None:
         engines.append(engine)
         raise RuntimeError("no kernel")
 

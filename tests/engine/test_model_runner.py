@@ -1,7 +1,8 @@
-"""Networks through the paged cache against their own stock forward."""
+"""Networks through the paged cache, by both runners, against their own stock forward."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.lean.runner import LeanRunner
+from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.model_runner import NetworkRunner
-from paceline.engine.step import Span, Step
+from paceline.engine.step import ModelRunner, Span, Step
 from paceline.errors import FailedPrecondition
 
 BuildNetwork = Callable[..., PreTrainedModel]
+BuildRunner = Callable[[PreTrainedModel], ModelRunner]
 
 VOCABULARY = 500
 MODELS: dict[str, dict[str, Any]] = {
@@ -31,7 +35,7 @@ MODELS: dict[str, dict[str, Any]] = {
 class Feeder:
     """Feeds sequences to a runner, span by span, over block tables that are given."""
 
-    def __init__(self, runner: NetworkRunner, tables: list[tuple[int, ...]], size: int) -> None:
+    def __init__(self, runner: ModelRunner, tables: list[tuple[int, ...]], size: int) -> None:
         runner.allocate(1 + max(max(table) for table in tables), size)
         self._runner = runner
         self._tables = tables
@@ -52,10 +56,11 @@ class Feeder:
 
 def stock(network: PreTrainedModel, ids: list[int], last: int) -> torch.Tensor:
     """Logits of the last rows by the network's own attention, [last, V]."""
+    implementation = network.config._attn_implementation
     network.set_attn_implementation("eager")
     with torch.no_grad():
         logits: torch.Tensor = network(torch.tensor([ids]), use_cache=False).logits
-    network.set_attn_implementation("paceline")
+    network.set_attn_implementation(implementation)
     return logits[0, -last:, :VOCABULARY]
 
 
@@ -72,19 +77,36 @@ def network(request: pytest.FixtureRequest, tiny_network: BuildNetwork) -> PreTr
     return tiny_network(request.param, **MODELS[request.param])
 
 
+def run_lean(network: PreTrainedModel) -> ModelRunner:
+    """The lean runner on a copy, since it uses the network up."""
+    if not serves(network):
+        pytest.skip("not of the Llama-shaped family")
+    return LeanRunner(take_decoder(copy.deepcopy(network)), VOCABULARY)
+
+
+@pytest.fixture(params=["transformers", "lean"])
+def build_runner(request: pytest.FixtureRequest) -> BuildRunner:
+    """Each runner in turn."""
+    if request.param == "lean":
+        return run_lean
+    return lambda network: NetworkRunner(network, VOCABULARY)
+
+
 def expect_stock(feeder: Feeder, network: PreTrainedModel, index: int, got: torch.Tensor) -> None:
     """Compares logits of a sequence's last rows with the stock forward over all it was fed."""
     expected = stock(network, feeder.ids[index], len(got))
     torch.testing.assert_close(expected, got, atol=1e-5, rtol=0)
 
 
-def test_ragged_steps_equal_the_stock_model(network: PreTrainedModel) -> None:
+def test_ragged_steps_equal_the_stock_model(
+    network: PreTrainedModel, build_runner: BuildRunner
+) -> None:
     """B17, B51, B70: chunks, decodes and proposals of three sequences share steps.
 
     Blocks are scattered, the proposal has more rows than the windows are wide.
     """
     tables = [(9, 2, 14, 5, 0, 7), (1, 3, 4, 6, 8, 10, 11), (15, 13, 12)]
-    feeder = Feeder(NetworkRunner(network, VOCABULARY), tables, 4)
+    feeder = Feeder(build_runner(network), tables, 4)
     first, second = feeder.feed((0, some_ids(11, 1), 0), (1, some_ids(6, 2), 2))
     assert (0, VOCABULARY) == first.shape
     expect_stock(feeder, network, 1, second)
@@ -97,9 +119,11 @@ def test_ragged_steps_equal_the_stock_model(network: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 4, 8])
-def test_rollback_leaves_no_trace(network: PreTrainedModel, num_draft_tokens: int) -> None:
+def test_rollback_leaves_no_trace(
+    network: PreTrainedModel, build_runner: BuildRunner, num_draft_tokens: int
+) -> None:
     """B16, B51, B52: after rejected rows, the next ones are as if they had never been."""
-    feeder = Feeder(NetworkRunner(network, VOCABULARY), [(3, 0, 4, 1, 6, 2, 5, 9, 8, 7, 11, 10)], 4)
+    feeder = Feeder(build_runner(network), [(3, 0, 4, 1, 6, 2, 5, 9, 8, 7, 11, 10)], 4)
     feeder.feed((0, some_ids(5, 1), 0))
     for round_ in range(5):
         (got,) = feeder.feed((0, some_ids(num_draft_tokens + 1, 10 + round_), num_draft_tokens + 1))
@@ -108,10 +132,12 @@ def test_rollback_leaves_no_trace(network: PreTrainedModel, num_draft_tokens: in
         del feeder.ids[0][feeder.cached[0] :]
 
 
-def test_long_prompt_in_chunks_equals_all_at_once(network: PreTrainedModel) -> None:
+def test_long_prompt_in_chunks_equals_all_at_once(
+    network: PreTrainedModel, build_runner: BuildRunner
+) -> None:
     """B15: how a prompt is cut does not show."""
     ids = some_ids(70, 1)
-    feeder = Feeder(NetworkRunner(network, VOCABULARY), [tuple(range(18)), tuple(range(18, 36))], 4)
+    feeder = Feeder(build_runner(network), [tuple(range(18)), tuple(range(18, 36))], 4)
     (whole,) = feeder.feed((0, ids, 1))
     feeder.feed((1, ids[:1], 0))
     feeder.feed((1, ids[1:33], 0))
@@ -121,10 +147,12 @@ def test_long_prompt_in_chunks_equals_all_at_once(network: PreTrainedModel) -> N
     expect_stock(feeder, network, 0, whole)
 
 
-def test_copied_block_continues_like_its_source(tiny_network: BuildNetwork) -> None:
+def test_copied_block_continues_like_its_source(
+    tiny_network: BuildNetwork, build_runner: BuildRunner
+) -> None:
     """Copy on write: a branch over copied blocks sees what the original sees."""
     network = tiny_network("llama")
-    runner = NetworkRunner(network, VOCABULARY)
+    runner = build_runner(network)
     feeder = Feeder(runner, [(0, 1), (0, 2)], 4)
     feeder.feed((0, some_ids(6, 1), 0))
     feeder.ids[1], feeder.cached[1] = list(feeder.ids[0]), 6
@@ -134,10 +162,10 @@ def test_copied_block_continues_like_its_source(tiny_network: BuildNetwork) -> N
         expect_stock(feeder, network, index, got)
 
 
-def test_padded_head_is_cut(tiny_network: BuildNetwork) -> None:
+def test_padded_head_is_cut(tiny_network: BuildNetwork, build_runner: BuildRunner) -> None:
     """B44: rows of the head beyond the tokenizer never reach a law; logits are float32."""
     network = tiny_network("llama").to(torch.bfloat16)
-    feeder = Feeder(NetworkRunner(network, VOCABULARY), [(0, 1)], 4)
+    feeder = Feeder(build_runner(network), [(0, 1)], 4)
     (logits,) = feeder.feed((0, [1, 2, 3], 2))
     assert ((2, VOCABULARY), torch.float32) == (logits.shape, logits.dtype)
 

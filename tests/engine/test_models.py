@@ -141,9 +141,11 @@ def test_measure_reads_no_weights(save_model: SaveModel, options: LoadOptions) -
     (directory / "model.safetensors").unlink()
     size = measure(str(directory), options, ignore)
     half = measure(str(directory), replace(options, dtype="bfloat16"), ignore)
-    assert sum(p.nbytes for p in parameters) == size.weights_bytes
+    # A kernel keeps the tied head once more, in float32 alone, in a layout of its own.
+    head_bytes = 520 * 64 * 4
+    assert sum(p.nbytes for p in parameters) + head_bytes == size.weights_bytes
     assert 2 * 2 * 2 * 16 * 4 == size.kv_bytes_per_token
-    assert size.weights_bytes == 2 * half.weights_bytes
+    assert size.weights_bytes - head_bytes == 2 * half.weights_bytes
     assert size.workspace_bytes_per_row >= 520 * 4
 
 

@@ -1,0 +1,51 @@
+"""Keys and values of layers that are all alike, in one tensor that is cut into slots.
+
+One tensor, so that what a step needs of all layers is cut out once instead of once per layer. The
+cache owns the memory and nothing else; which slot belongs to whom is the block pool's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.engine.lean.decoder import HeadShape
+
+
+class StackedCache:
+    """Keys and values [L, 2, 1, Hkv, num_slots, D]; a run of slots is a dense matrix per head."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        shape: HeadShape,
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+    ) -> None:
+        self._block_size = block_size
+        size = (num_layers, 2, 1, shape.num_kv_heads, num_blocks * block_size, shape.dim)
+        self._stack = torch.zeros(size, dtype=dtype)
+        self._by_layer = self._stack.flatten(1, 3).unbind(0)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self._stack.dtype
+
+    def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Stores rows [T, 2 * Hkv, D], keys before values, in slots [T] of a layer."""
+        self._by_layer[layer].index_copy_(1, slots, rows.transpose(0, 1))
+
+    def view_run(self, first: int, last: int) -> Sequence[torch.Tensor]:
+        """Views [1, Hkv, N, D] of slots first .. last - 1: key and value of each layer in turn."""
+        return self._stack[..., first:last, :].flatten(0, 1).unbind(0)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks, (source, destination), in all layers."""
+        size = self._block_size
+        for source, destination in pairs:
+            block = self._stack[..., source * size : (source + 1) * size, :]
+            self._stack[..., destination * size : (destination + 1) * size, :] = block

@@ -1,0 +1,139 @@
+"""A Llama-shaped decoder as one function over plain tensors.
+
+Queries, keys and values come out of one product; rotation is one complex product, since the two
+numbers that turn together lie side by side (the weights are laid out so when they are taken); a
+step's angles are computed once. What the rows mean and where keys and values live is attention's.
+Knows no session, no cache and no transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from paceline.engine.lean.linear import Gate, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads of an attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+
+    @property
+    def num_turned(self) -> int:
+        """Query and key heads, which are rotated; values are not."""
+        return self.num_heads + self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's weights."""
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    """Heads in the order of `Attention.attend`."""
+    head_norm: torch.Tensor | None
+    """[Hq + Hkv, D]: scale of each normalized query and key head; None leaves heads as they are."""
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate: Gate
+    down: Linear
+    window: int | None
+    """Number of positions a row sees, itself included; None sees all before it."""
+
+
+class Attention(Protocol):
+    """What the rows of a step mean: where their keys go and which keys they see."""
+
+    def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        """Stores keys and values, then attends.
+
+        Args:
+            layer: Index of the layer.
+            heads: [T, Hq + 2 * Hkv, D], rotated: queries, by place in their group and then by key
+                head; keys; values.
+
+        Returns:
+            [T, Hq * D], heads in the order of the queries.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder's weights and its forward pass."""
+
+    embedding: torch.Tensor
+    """[V, E]."""
+    layers: tuple[Layer, ...]
+    norm: torch.Tensor
+    head: Linear
+    epsilon: torch.Tensor
+    """Float32 []: what norms add to the mean square."""
+    shape: HeadShape
+    frequencies: torch.Tensor
+    """Float32 [D / 2]: radians that a position turns each pair of numbers by."""
+    turn_scale: float
+    """What rotation multiplies lengths by; 1 for most."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The layers' windows."""
+        return tuple(layer.window for layer in self.layers)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        wanted: torch.Tensor,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """Runs rows through all layers, and those that are wanted through the head.
+
+        Args:
+            ids: Int64 [T].
+            positions: Int64 [T], each in its own sequence.
+            wanted: Int64 [W]: indices of rows.
+            attention: What the rows mean.
+
+        Returns:
+            Logits [W, V].
+        """
+        num_turned = self.shape.num_turned
+        x = self.embedding[ids]
+        turns = self._turns(positions)
+        for index, layer in enumerate(self.layers):
+            heads = layer.qkv(self._normalize(x, layer.attention_norm))
+            heads = heads.view(len(x), -1, self.shape.dim)
+            turned = heads[:, :num_turned]
+            if layer.head_norm is not None:
+                turned.copy_(self._normalize(turned, layer.head_norm))
+            _turn(turned, turns)
+            x = layer.output.add_to(x, attention.attend(index, heads))
+            x = layer.down.add_to(x, layer.gate(self._normalize(x, layer.mlp_norm)))
+        if len(wanted) < len(x):
+            x = x[wanted]
+        return self.head(self._normalize(x, self.norm))
+
+    def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm over the last dimension; `rms_norm` takes twice as many steps."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        mean_square = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1])
+        return (x * mean_square.rsqrt_()).to(x.dtype).mul_(weight)
+
+    def _turns(self, positions: torch.Tensor) -> torch.Tensor:
+        """Complex [T, 1, D / 2]: what each pair of numbers of a row is multiplied with."""
+        angles = positions[:, None, None].float() * self.frequencies
+        return torch.polar(torch.full_like(angles, self.turn_scale), angles)
+
+
+def _turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
+    """Rotates heads [T, H, D] in place."""
+    numbers = heads.float()
+    torch.view_as_complex(numbers.view(*heads.shape[:2], -1, 2)).mul_(turns)
+    if numbers.dtype != heads.dtype:
+        heads.copy_(numbers)

@@ -1,0 +1,211 @@
+"""Products with weight matrices, each matrix in the form that its kernel reads best.
+
+One copy of a matrix is kept, never two: packed for oneDNN (float32 on the CPU: as many bytes as
+the original), packed for torch's x86 int8 kernel (a quarter), or as it came. Residuals are added
+by the kernel where it can. Knows no model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paceline.engine import quantization
+from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
+
+# Only chooses the layout: 8, 16 and 32 give the same one, which serves any number of rows.
+_PACKED_FOR_ROWS = 16
+
+
+class Linear(Protocol):
+    """A matrix [N, K] with an optional bias [N]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies: x [T, K] -> x @ w.T + bias [T, N]."""
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies and adds: residual [T, N], x [T, K] -> residual + x @ w.T + bias."""
+
+
+Gate = Callable[[torch.Tensor], torch.Tensor]
+"""x [T, K] -> silu(gate(x)) * up(x) [T, N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight matrix on its way from a network into a kernel."""
+
+    weight: torch.Tensor
+    """[N, K]: numbers, or int8 codes where there are scales."""
+    scales: torch.Tensor | None
+    """Float32 [N]: what a code of each row is worth."""
+    bias: torch.Tensor | None
+    """[N]."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Matrix:
+        """Reads a linear layer, plain or int8."""
+        if isinstance(module, PackedInt8Linear | PlainInt8Linear):
+            codes, scales = module.unpack()
+            return cls(codes, scales, module.bias)
+        assert isinstance(module, nn.Linear)
+        bias = None if module.bias is None else module.bias.detach()
+        return cls(module.weight.detach(), None, bias)
+
+    @classmethod
+    def stack(cls, matrices: Sequence[Matrix]) -> Matrix:
+        """Puts matrices under one another, so that one product computes all."""
+        scales = [m.scales for m in matrices if m.scales is not None]
+        biases = [m.weight.new_zeros(len(m.weight)) if m.bias is None else m.bias for m in matrices]
+        has_bias = any(m.bias is not None for m in matrices)
+        return cls(
+            torch.cat([m.weight for m in matrices]),
+            torch.cat(scales) if scales else None,
+            torch.cat(biases) if has_bias else None,
+        )
+
+    def pick_rows(self, rows: torch.Tensor) -> Matrix:
+        """Reorders the outputs."""
+        return Matrix(
+            self.weight[rows],
+            None if self.scales is None else self.scales[rows],
+            None if self.bias is None else self.bias[rows],
+        )
+
+    def pick_columns(self, columns: torch.Tensor) -> Matrix:
+        """Reorders the inputs."""
+        return Matrix(self.weight[:, columns], self.scales, self.bias)
+
+
+def build_linear(matrix: Matrix) -> Linear:
+    """Gives a matrix to the kernel that suits it."""
+    if matrix.scales is not None:
+        if quantization.has_packed_kernel():
+            return Int8Linear(quantization.pack(matrix.weight, matrix.scales), matrix.bias)
+        return StockLinear(PlainInt8Linear(matrix.weight, matrix.scales, matrix.bias))
+    if is_packed(matrix.weight.dtype):
+        return PackedLinear(_pack(matrix.weight), matrix.bias)
+    return StockLinear(_StockProduct(matrix.weight.contiguous(), matrix.bias))
+
+
+def build_gate(gate: Matrix, up: Matrix) -> Gate:
+    """Gives a gated pair to the kernel that suits it."""
+    if is_packed(gate.weight.dtype):
+        return PackedGate(_pack(gate.weight), gate.bias, _pack(up.weight), up.bias)
+    return FusedGate(build_linear(Matrix.stack((gate, up))))
+
+
+def is_packed(dtype: torch.dtype) -> bool:
+    """Whether matrices of a type get a layout of their own, so that the original is not kept."""
+    return (
+        dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
+    )
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
+    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
+        weight.contiguous(), _PACKED_FOR_ROWS
+    )
+    return packed
+
+
+@functools.cache
+def _pointwise() -> Any:
+    """OneDNN's product with its overloads; builds of torch without oneDNN lack it."""
+    return torch.ops.mkldnn._linear_pointwise
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """A float32 matrix in oneDNN's layout."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies; see `Linear`."""
+        y: torch.Tensor = _pointwise().default(x, self.weight, self.bias, "none", [], "")
+        return y
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies and adds; see `Linear`."""
+        y: torch.Tensor = _pointwise().binary(x, residual, self.weight, self.bias, "add")
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGate:
+    """Two float32 matrices in oneDNN's layout, with activation and product in the kernels."""
+
+    gate: torch.Tensor
+    gate_bias: torch.Tensor | None
+    up: torch.Tensor
+    up_bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies; see `Gate`."""
+        gate = _pointwise().default(x, self.gate, self.gate_bias, "swish", [], "")
+        y: torch.Tensor = _pointwise().binary(x, gate, self.up, self.up_bias, "mul")
+        return y
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Linear:
+    """An int8 matrix with one scale per row of it and of the input; see `quantization`."""
+
+    weight: quantization.Packed
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies; see `Linear`."""
+        y, row_max = quantization.multiply_packed(x, self.weight)
+        return y.mul_(row_max) if self.bias is None else torch.addcmul(self.bias, y, row_max)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies and adds; see `Linear`."""
+        y, row_max = quantization.multiply_packed(x, self.weight)
+        if self.bias is not None:
+            residual = residual + self.bias
+        return torch.addcmul(residual, y, row_max)
+
+
+@dataclass(frozen=True, slots=True)
+class _StockProduct:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class StockLinear:
+    """A matrix that stock operations multiply: half precision, or no kernel for its kind here."""
+
+    product: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies; see `Linear`."""
+        return self.product(x)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies and adds; see `Linear`."""
+        return residual + self.product(x)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedGate:
+    """Gate and up projection as one product."""
+
+    gate_up: Linear
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiplies; see `Gate`."""
+        gate, up = self.gate_up(x).chunk(2, dim=1)
+        return F.silu(gate).mul_(up)

@@ -1,0 +1,52 @@
+"""Runs the lean decoder over the rows of a step, against a paged cache.
+
+It knows no session and no sampling.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.engine.lean.attention import CpuAttention
+from paceline.engine.lean.cache import StackedCache
+from paceline.engine.lean.decoder import Decoder
+from paceline.engine.model_runner import find_logit_rows
+from paceline.engine.step import Step
+
+
+class LeanRunner:
+    """A decoder with its cache; implements `step.ModelRunner`."""
+
+    def __init__(self, decoder: Decoder, vocabulary_size: int) -> None:
+        self._decoder = decoder
+        self._vocabulary_size = vocabulary_size
+        self._cache: StackedCache | None = None
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Allocates the cache."""
+        decoder = self._decoder
+        self._cache = StackedCache(
+            len(decoder.layers),
+            decoder.shape,
+            num_blocks,
+            block_size,
+            dtype=decoder.embedding.dtype,
+        )
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> torch.Tensor:
+        """Runs one step; see `step.ModelRunner.run`."""
+        assert self._cache is not None, "allocate first"
+        decoder = self._decoder
+        logits = decoder.forward(
+            torch.tensor([token_id for span in step.spans for token_id in span.token_ids]),
+            torch.tensor([p for span in step.spans for p in range(span.start, span.end)]),
+            torch.tensor(find_logit_rows(step), dtype=torch.int64),
+            CpuAttention(step, self._cache, decoder.shape, decoder.windows),
+        )
+        return logits[:, : self._vocabulary_size].float()
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole blocks, (source, destination)."""
+        assert self._cache is not None, "allocate first"
+        self._cache.copy_blocks(pairs)

@@ -1,0 +1,141 @@
+"""Takes a decoder's weights out of a transformers network, layer by layer.
+
+The network is used up: each layer is dropped once it has been taken, so that the peak is one model
+and one layer. Which networks can be taken is decided by their exact class: what these classes
+compute is known. Knows no step and no cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from paceline.engine.lean.decoder import Decoder, HeadShape, Layer
+from paceline.engine.lean.linear import Matrix, build_gate, build_linear, is_packed
+from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
+
+_CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_ACTIVATIONS = ("silu", "swish")
+_LINEARS = (nn.Linear, PackedInt8Linear, PlainInt8Linear)
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def serves(network: PreTrainedModel) -> bool:
+    """Whether `take_decoder` can take this network: its class, activation, rotation and layers."""
+    if type(network) not in _CLASSES or network.device.type not in ("cpu", "meta"):
+        return False
+    shape = _head_shape(network)
+    projections = [m for n, m in network.named_modules() if n.rpartition(".")[2] in _PROJECTIONS]
+    return (
+        network.config.hidden_act in _ACTIVATIONS
+        and 2 * network.model.rotary_emb.inv_freq.numel() == shape.dim
+        and all(type(module) in _LINEARS for module in (*projections, network.lm_head))
+    )
+
+
+def copied_bytes(network: PreTrainedModel) -> int:
+    """Memory beyond the network's own: a tied head, since its kernel wants another layout.
+
+    The network is one that was not quantized: the copy of a quantized head is its head.
+    """
+    if not serves(network) or network.lm_head.weight is not network.model.embed_tokens.weight:
+        return 0
+    return int(network.lm_head.weight.nbytes) if is_packed(network.dtype) else 0
+
+
+def take_decoder(network: PreTrainedModel) -> Decoder:
+    """Takes the weights; the network cannot run afterwards."""
+    config, model = network.config, network.model
+    shape = _head_shape(network)
+    layers = []
+    for index in range(len(model.layers)):
+        layers.append(_take_layer(model.layers[index], shape, _window(network, index)))
+        model.layers[index] = nn.Identity()
+    return Decoder(
+        embedding=model.embed_tokens.weight.detach(),
+        layers=tuple(layers),
+        norm=model.norm.weight.detach(),
+        head=build_linear(Matrix.of(network.lm_head)),
+        epsilon=torch.tensor(float(config.rms_norm_eps)),
+        shape=shape,
+        frequencies=model.rotary_emb.inv_freq.float(),
+        turn_scale=float(model.rotary_emb.attention_scaling),
+    )
+
+
+def _head_shape(network: PreTrainedModel) -> HeadShape:
+    config = network.config
+    return HeadShape(
+        int(config.num_attention_heads),
+        int(config.num_key_value_heads),
+        int(network.model.layers[0].self_attn.head_dim),
+    )
+
+
+def _window(network: PreTrainedModel, layer: int) -> int | None:
+    """The window of a layer, where each family keeps it. Llama has none, whatever it is told."""
+    if type(network) is LlamaForCausalLM:
+        return None
+    owner = network.config
+    if type(network) is not MistralForCausalLM:
+        owner = network.model.layers[layer].self_attn
+    window: int | None = owner.sliding_window
+    return window
+
+
+def _take_layer(module: Any, shape: HeadShape, window: int | None) -> Layer:
+    attention, mlp = module.self_attn, module.mlp
+    pairs = _pairs_adjacent(shape.dim)
+    queries = _heads_by_place(shape, pairs)
+    keys = (torch.arange(shape.num_kv_heads)[:, None] * shape.dim + pairs).reshape(-1)
+    outputs = _heads_by_place(shape, torch.arange(shape.dim))
+    qkv = Matrix.stack(
+        (
+            Matrix.of(attention.q_proj).pick_rows(queries),
+            Matrix.of(attention.k_proj).pick_rows(keys),
+            Matrix.of(attention.v_proj),
+        )
+    )
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        query_norm, key_norm = (
+            norm.weight.detach()[pairs].expand(count, -1)
+            for norm, count in (
+                (attention.q_norm, shape.num_heads),
+                (attention.k_norm, shape.num_kv_heads),
+            )
+        )
+        head_norm = torch.cat((query_norm, key_norm))
+    return Layer(
+        attention_norm=module.input_layernorm.weight.detach(),
+        qkv=build_linear(qkv),
+        head_norm=head_norm,
+        output=build_linear(Matrix.of(attention.o_proj).pick_columns(outputs)),
+        mlp_norm=module.post_attention_layernorm.weight.detach(),
+        gate=build_gate(Matrix.of(mlp.gate_proj), Matrix.of(mlp.up_proj)),
+        down=build_linear(Matrix.of(mlp.down_proj)),
+        window=window,
+    )
+
+
+def _pairs_adjacent(dim: int) -> torch.Tensor:
+    """Where each number of a rotated head stood: pairs turn together, and stood dim / 2 apart."""
+    return torch.arange(dim).view(2, -1).T.reshape(-1)
+
+
+def _heads_by_place(shape: HeadShape, numbers: torch.Tensor) -> torch.Tensor:
+    """Where each number of the query heads stood, which were by key head and then by place.
+
+    By place first, the queries of all rows that share a key head are one strided view.
+    """
+    heads = torch.arange(shape.num_heads).view(shape.num_kv_heads, -1).T.reshape(-1, 1)
+    return (heads * shape.dim + numbers).reshape(-1)
