@@ -27,7 +27,8 @@ class StackedCache:
     ) -> None:
         self._block_size = block_size
         size = (num_layers, 2, 1, shape.num_kv_heads, num_blocks * block_size, shape.dim)
-        self._stack = torch.zeros(size, dtype=dtype)
+        # Not zeroed: no slot is read before it is written, and untouched memory is free.
+        self._stack = torch.empty(size, dtype=dtype)
         self._by_layer = self._stack.flatten(1, 3).unbind(0)
 
     @property
