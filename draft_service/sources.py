@@ -8,6 +8,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NAME as NGRAM
 from draft_service.drafters.ngram import NgramDrafter
 from paceline.engine.assembly import assemble
+from paceline.engine.constraint import Grammars
 from paceline.tier import report_progress
 
 _QUANTIZED = "quantized:int8"
@@ -36,4 +37,5 @@ def _load(name: str, config: DraftConfig) -> Drafter:
     # The bare prefix means: the target's own weights.
     model_name = f"{_QUANTIZED}:{config.target}" if name == _QUANTIZED else name
     loaded, engine = assemble(model_name, config.engine_settings(), report_progress)
-    return ModelDrafter(name, engine, loaded.identity)
+    grammars = Grammars(loaded.tokenizer_archive, loaded.identity)
+    return ModelDrafter(name, engine, loaded.identity, grammars)

@@ -54,6 +54,22 @@ class FinishReason(enum.Enum):
     LENGTH = 2
 
 
+class ConstraintKind(enum.Enum):
+    """How a constraint is written; the value is its name in the contract."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """The form that the whole output must take."""
+
+    kind: ConstraintKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's logits become the law that tokens are drawn from.
@@ -79,6 +95,7 @@ class SamplingParams:
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     num_log_probs: int | None = None
     """Likeliest tokens told with each token's log-probability; None tells no log-probability."""
+    constraint: Constraint | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -95,6 +112,7 @@ class SamplingParams:
             or bool(self.logit_bias)
             or self.min_tokens > 0
             or bool(self.banned_sequences)
+            or self.constraint is not None
         )
 
     @property

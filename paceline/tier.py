@@ -16,6 +16,7 @@ from pydantic import Field
 
 from paceline import wire
 from paceline.engine.assembly import EngineSettings
+from paceline.engine.constraint import Grammars, Matcher
 from paceline.engine.engine import Engine
 from paceline.engine.sequence import Sequence
 from paceline.errors import Aborted, Exhausted, InvalidArgument, Unavailable
@@ -157,6 +158,17 @@ async def open_sequence(engine: Engine, session: SessionSpec) -> Sequence:
     except asyncio.CancelledError:
         opening.add_done_callback(lambda opened: engine.close(opened.result()))
         raise
+
+
+async def open_matcher(grammars: Grammars, session: SessionSpec) -> Matcher | None:
+    """The matcher of a session's constraint, if it has one; made beside the event loop.
+
+    Raises:
+        InvalidArgument: as `Grammars.matcher`.
+    """
+    if session.sampling.constraint is None:
+        return None
+    return await asyncio.to_thread(grammars.matcher, session)
 
 
 def check_token_ids(session: SessionSpec, identity: ModelIdentity) -> None:

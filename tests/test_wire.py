@@ -214,7 +214,6 @@ def test_top_k_out_of_range(top_k: int) -> None:
     ("name", "value"),
     [
         ("prompt_log_prob_count", 0),
-        ("constraint", speculation_pb2.Constraint(regex="a+")),
     ],
 )
 def test_unsupported_parameter(name: str, value: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from paceline import wire
 from paceline.engine.assembly import assemble
+from paceline.engine.constraint import Grammars
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
@@ -60,7 +61,8 @@ class VerifyService:
             assemble, self._config.model, self._config.engine_settings(), report_progress
         )
         self._tokenizer_archive = loaded.tokenizer_archive
-        self._verifier = Verifier(engine, loaded.identity)
+        grammars = await asyncio.to_thread(Grammars, loaded.tokenizer_archive, loaded.identity)
+        self._verifier = Verifier(engine, loaded.identity, grammars)
 
     async def drain(self) -> None:
         """Waits until the last session has gone."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from paceline.engine import coupling, rejection
+from paceline.engine.constraint import Grammars, Matcher
 from paceline.engine.coupling import Noise
 from paceline.engine.draws import Draws
 from paceline.engine.engine import Engine
@@ -26,26 +27,29 @@ from paceline.records import (
     Verdict,
     VerificationRule,
 )
-from paceline.tier import check_token_ids, open_sequence
+from paceline.tier import check_token_ids, open_matcher, open_sequence
 
 
 class Verifier:
     """The target model behind its sessions."""
 
-    def __init__(self, engine: Engine, identity: ModelIdentity) -> None:
+    def __init__(self, engine: Engine, identity: ModelIdentity, grammars: Grammars) -> None:
         self.engine = engine
         self.identity = identity
         self.max_draft_tokens = engine.options.max_draft_tokens
+        self._grammars = grammars
 
     async def open(self, spec: SessionSpec) -> VerifySession:
         """Opens a session.
 
         Raises:
-            InvalidArgument: its tokens are not the model's, or leave no room for one more.
+            InvalidArgument: its tokens are not the model's, or leave no room for one more; or its
+                constraint cannot be met.
         """
         check_token_ids(spec, self.identity)
         self._check_room(spec)
-        return VerifySession(self, spec, await open_sequence(self.engine, spec))
+        matcher = await open_matcher(self._grammars, spec)
+        return VerifySession(self, spec, await open_sequence(self.engine, spec), matcher)
 
     def _check_room(self, spec: SessionSpec) -> None:
         length, limit = len(spec.token_ids), self.identity.max_length
@@ -60,10 +64,13 @@ class Verifier:
 class VerifySession:
     """One session: its committed tokens are those of its sequence."""
 
-    def __init__(self, verifier: Verifier, spec: SessionSpec, sequence: Sequence) -> None:
+    def __init__(
+        self, verifier: Verifier, spec: SessionSpec, sequence: Sequence, matcher: Matcher | None
+    ) -> None:
         self._verifier = verifier
         self._spec = spec
         self._sequence = sequence
+        self._matcher = matcher
         self._draws = Draws(spec.seed)
         self._noise = Noise(spec.seed, spec.sample_index)
         self._round = 0
@@ -96,7 +103,9 @@ class VerifySession:
         sequence, token_ids = self._sequence, proposal.token_ids
         draft_laws = self._read_laws(proposal)
         sequence.append(token_ids)
-        extended = yield Extend(len(sequence), len(token_ids) + 1, self._spec.sampling)
+        extended = yield Extend(
+            len(sequence), len(token_ids) + 1, self._spec.sampling, self._matcher
+        )
         outcome = self._decide(proposal, extended.laws, draft_laws)
         sequence.truncate(proposal.base_length + outcome.num_accepted)
         sequence.append([outcome.next_token_id])

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from draft_service.drafters.history import CommittedLength, chain_length
+from paceline.engine.constraint import Grammars, Matcher
 from paceline.engine.coupling import Noise
 from paceline.engine.draws import Draws, Role
 from paceline.engine.engine import Engine
@@ -30,16 +31,19 @@ from paceline.records import (
     SessionSpec,
     VerificationRule,
 )
-from paceline.tier import check_token_ids, open_sequence
+from paceline.tier import check_token_ids, open_matcher, open_sequence
 
 
 class ModelDrafter:
     """A model that drafts for all its sessions, batched by its engine."""
 
-    def __init__(self, name: str, engine: Engine, identity: ModelIdentity) -> None:
+    def __init__(
+        self, name: str, engine: Engine, identity: ModelIdentity, grammars: Grammars
+    ) -> None:
         self.source = DraftSource(name, identity)
         self.engine = engine
         self.identity = identity
+        self._grammars = grammars
 
     async def open(self, spec: SessionSpec) -> ModelDraftSession:
         """Opens a session and starts on its prompt.
@@ -47,7 +51,8 @@ class ModelDrafter:
         One longer than the draft's own context is taken too: its proposals are empty.
         """
         check_token_ids(spec, self.identity)
-        return ModelDraftSession(self, spec, await open_sequence(self.engine, spec))
+        matcher = await open_matcher(self._grammars, spec)
+        return ModelDraftSession(self, spec, await open_sequence(self.engine, spec), matcher)
 
     @property
     def is_alive(self) -> bool:
@@ -66,12 +71,15 @@ class ModelDrafter:
 class ModelDraftSession:
     """One session: a sequence that runs ahead of what is committed, and is called back."""
 
-    def __init__(self, drafter: ModelDrafter, spec: SessionSpec, sequence: Sequence) -> None:
+    def __init__(
+        self, drafter: ModelDrafter, spec: SessionSpec, sequence: Sequence, matcher: Matcher | None
+    ) -> None:
         self._engine = drafter.engine
         self._identity = drafter.identity
         # Log-probabilities are the target's to tell; the rest is copied, so that more is accepted.
         self._sampling = replace(spec.sampling, num_log_probs=None)
         self._sequence = sequence
+        self._matcher = matcher
         self._rule = spec.rule
         self._draws = Draws(spec.seed)
         self._noise = Noise(spec.seed, spec.sample_index)
@@ -100,7 +108,7 @@ class ModelDraftSession:
         yield Extend(len(self._sequence) - 1, 0, self._sampling)
 
     def _draft(self, before: int, advance: Advance, started_at: float) -> Job[Proposal]:
-        """Catches up with what was committed, then draws token by token.
+        """Catches up with what was committed, then draws token by token behind what is forced.
 
         Catching up is the same step as drafting: after a block accepted in full its last token was
         never run, after a partial one the rest is truncated; both are only a lower cached length.
@@ -115,12 +123,15 @@ class ModelDraftSession:
             if room > 0:  # past the draft's own context there is nothing to keep warm
                 yield Extend(base_length - 1, 0, self._sampling)
             return Proposal(advance.round, base_length)
-        laws: list[IntegerLaw] = []
+        walker = self._walk()
+        forced = walker.forced()[:num_tokens] if walker else []
+        sequence.append(forced)
+        laws = [truncate(Law.point(token_id)) for token_id in forced]
         length = num_tokens
         # To the end of the block even after a stop token: the time a proposal takes must not tell
         # what was drawn, or dropping a late one would bias the output.
-        for position in range(num_tokens):
-            extended = yield Extend(len(sequence), 1, self._sampling)
+        for position in range(len(forced), num_tokens):
+            extended = yield Extend(len(sequence), 1, self._sampling, walker)
             wanted = extended.laws[0]
             if wanted.error is not None:  # masks left nothing: the proposal ends before here
                 length, wanted = min(length, position), Law.point(0)
@@ -138,6 +149,19 @@ class ModelDraftSession:
             law=shipped,
             draft_s=time.perf_counter() - started_at,
         )
+
+    def _walk(self) -> Matcher | None:
+        """A matcher behind what is committed, for one block; none without a constraint.
+
+        What it forces there depends on committed text alone, and so does the time that is saved by
+        not running it; behind a drawn token every place is run.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            return None
+        output = self._sequence.token_ids[self._sequence.prompt_length :]
+        matcher.accept(output[matcher.num_tokens :])
+        return matcher.fork()
 
     def _draw(self, law: IntegerLaw, base_length: int, position: int) -> int:
         if self._rule is VerificationRule.COUPLED:

@@ -61,9 +61,12 @@ class GenerationOptions:
     min_tokens: int = 0
     num_log_probs: int | None = None
     """Likeliest tokens told with each token's log-probability; None tells none."""
+    constraint: tuple[str, str] | None = None
+    """(json_schema, regex or grammar; its text) that the output must meet."""
 
     def request(self, prompt: gateway_pb2.Prompt) -> gateway_pb2.GenerateRequest:
         """The message for one prompt."""
+        form = dict([self.constraint]) if self.constraint else None
         return gateway_pb2.GenerateRequest(
             prompt=prompt,
             sampling=speculation_pb2.SamplingParams(
@@ -78,6 +81,7 @@ class GenerationOptions:
                 logit_bias=dict(self.logit_bias),
                 min_tokens=self.min_tokens,
                 log_prob_count=self.num_log_probs,
+                constraint=speculation_pb2.Constraint(**form) if form else None,
             ),
             max_tokens=self.max_tokens,
             stop_strings=self.stop,

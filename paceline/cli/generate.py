@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,9 @@ from paceline.cli.stream import stream
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2
 
+_LONGEST_PATH = 255
+"""A longer argument is the text itself."""
+
 
 @click.command()
 @click.argument("prompt")
@@ -37,14 +41,35 @@ from paceline.v1 import gateway_pb2
     show_default="none",
     help="Log-probability of each token, with those of the N likeliest; needs --json.",
 )
+@click.option("--json-schema", metavar="FILE|TEXT", help="JSON schema that the output meets.")
+@click.option("--regex", metavar="TEXT", help="Regular expression that the output matches.")
+@click.option("--grammar", metavar="FILE|TEXT", help="Grammar (GBNF or Lark) of the output.")
 @json_option
 def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Generates from PROMPT, one user turn of the chat template; `-` reads standard input."""
     if options["num_log_probs"] is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
+    options["constraint"] = _read_constraint(options)
     text = sys.stdin.read() if prompt == "-" else prompt
     message = text_prompt(text) if raw else chat_prompt([("user", text)])
     run(_generate(address, message, collect(options), as_json))
+
+
+def _read_constraint(options: dict[str, Any]) -> tuple[str, str] | None:
+    """The constraint among the options, its text read from a file where it names one."""
+    given = {
+        name: value
+        for name in ("json_schema", "regex", "grammar")
+        if (value := options.pop(name)) is not None
+    }
+    if len(given) > 1:
+        raise click.UsageError("give one of --json-schema, --regex and --grammar")
+    for name, value in given.items():
+        is_text = name == "regex" or len(value) > _LONGEST_PATH or "\n" in value
+        if is_text or not Path(value).is_file():
+            return name, value
+        return name, Path(value).read_text(encoding="utf-8")
+    return None
 
 
 async def _generate(

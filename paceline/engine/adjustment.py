@@ -29,6 +29,8 @@ def adjusted(row: Row, params: SamplingParams, history: History) -> Row:
         ids, biases = zip(*params.logit_bias, strict=True)
         row[list(ids)] += np.array(biases, dtype=np.float32)
     row[_masked_ids(params, history)] = -np.inf
+    if history.allowed is not None:
+        row[~history.allowed] = -np.inf
     return row
 
 

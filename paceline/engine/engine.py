@@ -70,7 +70,12 @@ class _Task:
         if not params.adjusts_logits:
             return [(params, None)] * num_rows
         ids = sequence.token_ids[: self.request.length]
-        histories = row_histories(ids, prompt_length=sequence.prompt_length, num_rows=num_rows)
+        histories = row_histories(
+            ids,
+            prompt_length=sequence.prompt_length,
+            num_rows=num_rows,
+            matcher=self.request.matcher,
+        )
         return [(params, history) for history in histories]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.engine.constraint import Mask, Matcher
 from paceline.engine.law import Ids
 
 
@@ -21,6 +22,8 @@ class History:
     token_ids: Ids
     """Prompt, committed output, and the draft tokens in front of the row [n]."""
     prompt_length: int
+    allowed: Mask | None = None
+    """What a constraint leaves [V]; None without one."""
 
     @property
     def output(self) -> Ids:
@@ -28,14 +31,28 @@ class History:
         return self.token_ids[self.prompt_length :]
 
 
-def row_histories(token_ids: Sequence[int], *, prompt_length: int, num_rows: int) -> list[History]:
+def row_histories(
+    token_ids: Sequence[int],
+    *,
+    prompt_length: int,
+    num_rows: int,
+    matcher: Matcher | None = None,
+) -> list[History]:
     """Returns the histories of the last rows of a sequence, each one token longer than the last.
 
     Args:
         token_ids: The sequence up to and including the token that its last row feeds.
         prompt_length: How many leading ones are prompt.
         num_rows: How many rows.
+        matcher: Of the output's constraint, if there is one.
     """
     ids = np.array(token_ids, dtype=np.int64)
     first = len(ids) - num_rows + 1
-    return [History(ids[:length], prompt_length) for length in range(first, len(ids) + 1)]
+    lengths = range(first, len(ids) + 1)
+    if matcher is None:
+        return [History(ids[:length], prompt_length) for length in lengths]
+    masks = matcher.row_masks(token_ids[prompt_length:], num_rows)
+    return [
+        History(ids[:length], prompt_length, allowed)
+        for length, allowed in zip(lengths, masks, strict=True)
+    ]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import torch
 
+from paceline.engine.constraint import Matcher
 from paceline.engine.law import Law
 from paceline.records import SamplingParams
 
@@ -26,6 +27,8 @@ class Extend:
     length: int
     num_laws: int
     sampling: SamplingParams
+    matcher: Matcher | None = None
+    """Of the constraint, where there is one; it moves on to the place of the first of the rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,10 @@ from paceline.records import SamplingParams
 _MIN_CUT_TEMPERATURE = 1e-30
 """Least temperature that decides a top-p cut, which is float32; the law uses the true one."""
 
-_NOTHING_LEFT = "min_tokens, banned_sequences and the model's own law leave no token at this place"
+_NOTHING_LEFT = (
+    "min_tokens, banned_sequences, the constraint and the model's own law leave no token at this "
+    "place"
+)
 
 
 def target_laws(
@@ -85,6 +88,8 @@ def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) ->
     if params.adjusts_logits:
         if history is None:
             raise ValueError("these parameters depend on a history, and there is none")
+        if params.constraint is not None and history.allowed is None:
+            raise ValueError("a constraint needs a matcher, and there is none")
         row = adjusted(row, params, history)
         peak = row.max()
         if peak == -np.inf:

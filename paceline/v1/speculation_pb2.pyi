@@ -123,9 +123,9 @@ Global___VerdictKind: _TypeAlias = VerdictKind  # noqa: Y015
 class SamplingParams(_message.Message):
     """What a client asks of the sampler. A field that the serving build cannot honour is refused with
     INVALID_ARGUMENT; none is ever ignored. The order is that of plain decoding, at every row:
-    repetition, presence and frequency penalty, logit_bias, masks (min_tokens, banned_sequences),
-    temperature, top_k, top_p, min_p. Where the masks leave no token the generation ends with
-    INVALID_ARGUMENT, reason NO_TOKEN_LEFT.
+    repetition, presence and frequency penalty, logit_bias, masks (min_tokens, banned_sequences,
+    constraint), temperature, top_k, top_p, min_p. Where the masks leave no token the generation ends
+    with INVALID_ARGUMENT, reason NO_TOKEN_LEFT.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -305,7 +305,11 @@ Global___BannedSequence: _TypeAlias = BannedSequence  # noqa: Y015
 
 @_typing.final
 class Constraint(_message.Message):
-    """The form that the output must take."""
+    """The form that the whole output must take. Where it is complete the stop tokens are allowed, and
+    where nothing can follow nothing else is; an output that max_tokens cuts is a beginning of the
+    form. One that is malformed or that no output can meet is refused with INVALID_ARGUMENT when the
+    session is opened; so is one without any stop token to end with.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -313,11 +317,13 @@ class Constraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON schema, as JSON text."""
+    """A JSON schema, as the text of a JSON object. A keyword that is not served is refused. Written
+    as {"a": 1, "b": [2, 3]} without other whitespace, unless "x-guidance" in it says otherwise.
+    """
     regex: _builtins.str
-    """A regular expression that the whole output matches."""
+    """A regular expression that the whole output matches, in the syntax of Rust's regex crate."""
     grammar: _builtins.str
-    """A grammar in EBNF."""
+    """A context-free grammar, in GBNF (`root ::= ...`) or in Lark's EBNF (`start: ...`)."""
     def __init__(
         self,
         *,

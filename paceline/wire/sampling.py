@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from paceline.errors import InvalidArgument
 from paceline.records import (
+    Constraint,
+    ConstraintKind,
     SamplingParams,
     VerificationRule,
 )
@@ -14,6 +16,7 @@ MAX_BIASES = 1024
 MAX_BANNED_SEQUENCES = 1024
 MAX_BANNED_LENGTH = 64
 MAX_LOG_PROBS = 64
+MAX_CONSTRAINT_CHARACTERS = 65536
 # Name: default, least and greatest value.
 _RANGES = {
     "temperature": (1.0, 0.0, 100.0),
@@ -33,9 +36,10 @@ def decode_sampling(
     Raises:
         InvalidArgument: a value is out of range, or a parameter is not supported.
     """
-    for name in ("prompt_log_prob_count", "constraint"):
-        if message.HasField(name):
-            raise InvalidArgument(f"{field}.{name}", UNSUPPORTED, reason="UNSUPPORTED_PARAMETER")
+    if message.HasField("prompt_log_prob_count"):
+        raise InvalidArgument(
+            f"{field}.prompt_log_prob_count", UNSUPPORTED, reason="UNSUPPORTED_PARAMETER"
+        )
     top_k = message.top_k if message.HasField("top_k") else 0
     if message.HasField("top_k") and top_k < 1:
         raise InvalidArgument(f"{field}.top_k", f"must be at least 1, got {top_k}")
@@ -54,6 +58,7 @@ def decode_sampling(
         min_tokens=message.min_tokens,
         banned_sequences=_decode_banned(message, f"{field}.banned_sequences"),
         num_log_probs=_decode_log_prob_count(message, f"{field}.log_prob_count"),
+        constraint=_decode_constraint(message, f"{field}.constraint"),
         **{name: _decode_number(message, name, field) for name in _RANGES},
     )
 
@@ -108,6 +113,30 @@ def _decode_log_prob_count(message: speculation_pb2.SamplingParams, field: str) 
     return message.log_prob_count
 
 
+def _decode_constraint(message: speculation_pb2.SamplingParams, field: str) -> Constraint | None:
+    """Whether it can be met is for who knows the tokens to say."""
+    if not message.HasField("constraint"):
+        return None
+    name = message.constraint.WhichOneof("form")
+    if name is None:
+        raise InvalidArgument(field, "must have one of json_schema, regex and grammar")
+    text: str = getattr(message.constraint, name)
+    if not 1 <= len(text) <= MAX_CONSTRAINT_CHARACTERS:
+        raise InvalidArgument(
+            f"{field}.{name}",
+            f"must have 1 to {MAX_CONSTRAINT_CHARACTERS} characters, got {len(text)}",
+        )
+    return Constraint(ConstraintKind(name), text)
+
+
+def _encode_constraint(constraint: Constraint | None) -> speculation_pb2.Constraint | None:
+    if constraint is None:
+        return None
+    message = speculation_pb2.Constraint()
+    setattr(message, constraint.kind.value, constraint.text)
+    return message
+
+
 def encode_sampling(sampling: SamplingParams) -> speculation_pb2.SamplingParams:
     """The message of a record."""
     return speculation_pb2.SamplingParams(
@@ -120,6 +149,7 @@ def encode_sampling(sampling: SamplingParams) -> speculation_pb2.SamplingParams:
             speculation_pb2.BannedSequence(token_ids=banned) for banned in sampling.banned_sequences
         ],
         log_prob_count=sampling.num_log_probs,
+        constraint=_encode_constraint(sampling.constraint),
         **{name: getattr(sampling, name) for name in _RANGES},
     )
 
