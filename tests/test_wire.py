@@ -12,6 +12,8 @@ from paceline import wire
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import (
     Advance,
+    Constraint,
+    ConstraintKind,
     DraftSource,
     LawEncoding,
     ModelIdentity,
@@ -253,6 +255,33 @@ def test_parameter_out_of_range(name: str, value: Any, place: str, limits: str) 
     error = refused(wire.decode_sampling, speculation_pb2.SamplingParams(**{name: value}))
     assert f"sampling.{name}{place}" == error.field
     assert error.description.endswith(limits)
+
+
+@pytest.mark.parametrize("kind", ConstraintKind)
+def test_a_constraint_comes_back(kind: ConstraintKind) -> None:
+    """Each form, text and all; without one there is none."""
+    sampling = SamplingParams(constraint=Constraint(kind, "a\nb"))
+    assert sampling == wire.decode_sampling(wire.encode_sampling(sampling))
+    assert wire.decode_sampling(wire.encode_sampling(SamplingParams())).constraint is None
+
+
+@pytest.mark.parametrize(
+    ("form", "place", "told"),
+    [
+        ({}, "", "must have one of json_schema, regex and grammar"),
+        ({"regex": ""}, ".regex", "must have 1 to 65536 characters, got 0"),
+        (
+            {"json_schema": " " * 65537},
+            ".json_schema",
+            "must have 1 to 65536 characters, got 65537",
+        ),
+    ],
+)
+def test_a_constraint_out_of_range(form: dict[str, str], place: str, told: str) -> None:
+    """B35: none, an empty one and an oversized one are refused by name."""
+    message = speculation_pb2.SamplingParams(constraint=speculation_pb2.Constraint(**form))
+    error = refused(wire.decode_sampling, message)
+    assert (f"sampling.constraint{place}", told) == (error.field, error.description)
 
 
 def test_neutral_parameters_are_let_through() -> None:

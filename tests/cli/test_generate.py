@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -94,13 +95,30 @@ def test_every_option_is_sent(gateway: Any, paceline: Any) -> None:
     )
 
 
+def test_a_constraint_is_text_or_a_file(gateway: Any, paceline: Any, tmp_path: Path) -> None:
+    """A schema or a grammar may be a file's; a regular expression is what is written."""
+    path = tmp_path / "form"
+    path.write_text('{"type": "object"}')
+    for flag, given, name, sent in (
+        ("--json-schema", '{"type": "array"}', "json_schema", '{"type": "array"}'),
+        ("--json-schema", str(path), "json_schema", '{"type": "object"}'),
+        ("--grammar", str(path), "grammar", '{"type": "object"}'),
+        ("--grammar", "start: " + "a" * 5000, "grammar", "start: " + "a" * 5000),
+        ("--regex", str(path), "regex", str(path)),
+    ):
+        gateway.requests.clear()
+        assert 0 == paceline("generate", "hi", flag, given).exit_code
+        constraint = gateway.requests[0].sampling.constraint
+        assert (name, sent) == (constraint.WhichOneof("form"), getattr(constraint, name))
+
+
 def test_unset_options_are_unset(gateway: Any, paceline: Any) -> None:
     """What nobody asked for is left to the gateway, also 0 against unset."""
     paceline("generate", "hi")
     request = gateway.requests[0]
     assert not request.HasField("max_tokens")
     assert not request.HasField("seed")
-    for name in ("temperature", "min_p", "repetition_penalty", "log_prob_count"):
+    for name in ("temperature", "min_p", "repetition_penalty", "log_prob_count", "constraint"):
         assert not request.sampling.HasField(name)
     assert not request.speculation.HasField("draft_token_count")
 
@@ -131,6 +149,7 @@ def test_zero_draft_tokens_are_asked_for(
         ("--logit-bias", "-1=2"),
         ("--logit-bias", "4294967296=2"),
         ("--logprobs", "2"),
+        ("--regex", "a", "--grammar", "start: b"),
         ("--no-such-flag",),
     ],
 )

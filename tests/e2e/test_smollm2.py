@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,41 @@ async def test_greedy_ids_are_those_of_transformers(
             assert sum(len(r.token_ids) for r in references) == comparison.num_tokens
             outcomes += sum(comparison.outcomes.values())
     assert outcomes > 0
+
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "country": {"enum": ["France", "Germany", "Italy"]},
+            "population": {"type": "integer", "minimum": 0, "maximum": 99999999},
+        },
+        "required": ["name", "country", "population"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.timeout(300)
+async def test_a_json_schema_is_met(smollm2_pair: Running) -> None:
+    """B35: sampled outputs parse, and greedy ids are those of plain constrained decoding."""
+    prompt = chat_prompt([("user", "Describe a city in Europe as JSON.")])
+    options = GenerationOptions(
+        max_tokens=60, temperature=0.0, constraint=("json_schema", SCHEMA), num_draft_tokens=0
+    )
+    async with connect(smollm2_pair.address) as gateway:
+        plain = await generate(gateway, options.request(prompt))
+        drafted = replace(options, num_draft_tokens=6)
+        greedy = await generate(gateway, drafted.request(prompt))
+        assert plain.token_ids == greedy.token_ids
+        for seed in range(3):
+            sampled = replace(drafted, temperature=1.0, seed=seed)
+            generation = await generate(gateway, sampled.request(prompt))
+            city = json.loads(generation.text)
+            assert ["name", "country", "population"] == list(city)
+            assert city["country"] in ("France", "Germany", "Italy")
+            assert generation.stats.accepted_token_count > 0
 
 
 async def test_answers_a_question(smollm2_pair: Running) -> None:
