@@ -35,10 +35,10 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(map(ALPHABET.index, text))
 
 
-def spec(constraint: Constraint, output: str = "", **fields: object) -> SessionSpec:
+def spec(constraint: Constraint, output: str = "") -> SessionSpec:
     """A session whose prompt is one token."""
     sampling = SamplingParams(constraint=constraint, stop_token_ids=(STOP,))
-    return replace(BASE, token_ids=(0, *ids(output)), sampling=sampling, **fields)
+    return replace(BASE, token_ids=(0, *ids(output)), sampling=sampling)
 
 
 @pytest.fixture(scope="module")
