@@ -13,7 +13,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check install --no-compile \
 PROTO_OUT := .
 CODE := paceline draft_service verify_service gateway tests
 
-.PHONY: help setup demo test check protos fmt clean
+.PHONY: help setup demo test check mutants protos fmt clean
 
 help: ## Lists the targets.
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
@@ -45,6 +45,9 @@ check: setup ## Format, lint, types, then all tests (fresh protos and buf lint a
 	$(PYTHON) -m ruff check $(CODE)
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest
+
+mutants: setup ## Makes known mistakes in copies of the tree; the tests must see every one.
+	@$(PYTHON) -m tests.mutants
 
 # The plugins for type stubs are found on PATH, beside the interpreter. speculation.proto has no
 # service, so its empty service module is not kept.

@@ -158,6 +158,22 @@ def pair(tables: dict[str, str]) -> Iterator[Running]:
     stop(running)
 
 
+@pytest.fixture(scope="module")
+def independent_pair(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Running, tuple[list[float], list[float]]]]:
+    """A pair with one law at every place, and these laws: the target's and the draft's."""
+    laws = [0.30, 0.25, 0.20, 0.15, 0.10], [0.20, 0.10, 0.30, 0.30, 0.10]
+    folder, names = tmp_path_factory.mktemp("laws"), []
+    for number, one in enumerate(laws):
+        path = folder / f"{number}.json"
+        path.write_text(json.dumps({"alphabet": "abcde", "default": one}))
+        names.append(f"table:{path}")
+    running = start("--target", names[0], "--draft", names[1])
+    yield running, laws
+    stop(running)
+
+
 @pytest.fixture(scope="session")
 def smollm2_pair() -> Iterator[Running]:
     """The built-in model with its built-in drafts."""

@@ -1,0 +1,101 @@
+"""Mistakes of the gateway: what is committed, where it ends, and what a lost stream is told."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_COMMIT = "gateway/commit.py"
+_REQUEST = "gateway/request.py"
+_DRAFTER = "gateway/drafter_session.py"
+_ROUND = "gateway/round.py"
+
+_COMMITTED = ("tests/gateway/test_commit.py",)
+_REQUESTS = ("tests/gateway/test_request.py",)
+_ROUNDS = ("tests/gateway/test_round.py",)
+
+_LENGTH = """\
+            if self.num_tokens == self._ending.max_tokens:
+                return num_taken, text + self._flush(), FinishReason.LENGTH
+"""
+_STOP = """\
+            if token_id in self._ending.stop_token_ids:
+                return num_taken, text + self._flush(), FinishReason.STOP
+            piece, is_stopped = self._stops.feed(self._decoder.feed((token_id,)))
+            text += piece
+            if is_stopped:
+                return num_taken, text, FinishReason.STOP
+"""
+
+MUTANTS = (
+    Mutant(
+        "accepted tokens past the end of sequence",
+        _COMMIT,
+        "            token_ids[:num_taken],\n",
+        "            token_ids,\n",
+        _COMMITTED,
+    ),
+    Mutant(
+        "a stop token seen only at the end of a round",
+        _COMMIT,
+        "if token_id in self._ending.stop_token_ids:",
+        "if token_id == token_ids[-1] and token_id in self._ending.stop_token_ids:",
+        _COMMITTED,
+    ),
+    Mutant("length judged before stop", _COMMIT, _STOP + _LENGTH, _LENGTH + _STOP, _COMMITTED),
+    Mutant(
+        "max_tokens seen only at the end of a round",
+        _COMMIT,
+        "if self.num_tokens == self._ending.max_tokens:",
+        "if num_taken == len(token_ids) and self.num_tokens >= self._ending.max_tokens:",
+        _COMMITTED,
+    ),
+    Mutant(
+        "a rejected token committed",
+        _COMMIT,
+        "(*proposal.token_ids[:num_accepted], verdict.next_token_id)",
+        "(*proposal.token_ids[: num_accepted + 1], verdict.next_token_id)",
+        _ROUNDS,
+    ),
+    Mutant(
+        "the draft hears of the added token only",
+        _ROUND,
+        "committed.token_ids, length)",
+        "committed.token_ids[-1:], length)",
+        _ROUNDS,
+    ),
+    Mutant(
+        "requests without a seed share one",
+        _REQUEST,
+        "secrets.randbits(64)",
+        "0",
+        _REQUESTS,
+    ),
+    Mutant(
+        "a seed verified by rejection",
+        _REQUEST,
+        'VerificationRule.COUPLED if request.HasField("seed") else default',
+        "default",
+        _REQUESTS,
+    ),
+    Mutant(
+        "the model's own stop tokens forgotten",
+        _REQUEST,
+        "sampling.stop_token_ids + model.eos_token_ids",
+        "sampling.stop_token_ids",
+        _REQUESTS,
+    ),
+    Mutant(
+        "an opened draft told of the prompt alone",
+        _DRAFTER,
+        "        self._token_ids += advance.new_token_ids\n",
+        "",
+        ("tests/gateway/test_drafter_session.py::test_a_lost_draft_comes_back",),
+    ),
+    Mutant(
+        "a stale proposal verified",
+        _DRAFTER,
+        "if (proposal.round, proposal.base_length) != (advance.round, advance.committed_length):",
+        "if proposal.round > advance.round:",
+        ("tests/gateway/test_drafter_session.py::test_stale_duplicated_and_swapped_answers",),
+    ),
+)
