@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import chi2
 
 from paceline.cli.client import (
     RULE_NAMES,
@@ -164,24 +165,7 @@ def pairs_p_value(p: Sequence[float], texts: Sequence[Sequence[int]]) -> float:
     statistic = sum(
         (counts[pair] - total * share) ** 2 / (total * share) for pair, share in possible.items()
     )
-    return chi_square_tail(statistic, len(possible) - 1)
-
-
-def chi_square_tail(statistic: float, freedom: int) -> float:
-    """The chance that a chi-square with `freedom` degrees is over `statistic`.
-
-    Q(a, x) of a = freedom / 2 at x = statistic / 2, from Q(1, x) or Q(1/2, x) upwards by
-    Q(a + 1, x) = Q(a, x) + x^a e^-x / Gamma(a + 1).
-    """
-    x = statistic / 2.0
-    if x == 0.0:
-        return 1.0
-    a = 1.0 if freedom % 2 == 0 else 0.5
-    tail = math.exp(-x) if a == 1.0 else math.erfc(math.sqrt(x))
-    while a < freedom / 2.0:
-        tail += math.exp(a * math.log(x) - x - math.lgamma(a + 1.0))
-        a += 1.0
-    return tail
+    return float(chi2.sf(statistic, len(possible) - 1))
 
 
 def read_law(path: Path) -> list[float]:
