@@ -1,12 +1,13 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
-from tests.mutants import cache, drafts, gateways, noise, parameters, rules
+from tests.mutants import cache, constraints, drafts, gateways, noise, parameters, rules
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *rules.MUTANTS,
     *noise.MUTANTS,
     *parameters.MUTANTS,
+    *constraints.MUTANTS,
     *drafts.MUTANTS,
     *cache.MUTANTS,
     *gateways.MUTANTS,

@@ -143,6 +143,13 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "log-probabilities of the rows behind",
+        "verify_service/verifier.py",
+        "extended.logits[: len(committed)]",
+        "extended.logits[-len(committed) :]",
+        ("tests/verify_service/test_parameters.py::test_log_probs_are_the_teacher_forced_ones",),
+    ),
+    Mutant(
         "one token more than min_tokens",
         _ADJUSTMENT,
         "len(output) < params.min_tokens",
