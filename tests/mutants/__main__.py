@@ -28,8 +28,8 @@ def main(words: Sequence[str]) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     num_killed = 0
     with processes() as pool:
+        unmutated = pool.submit(run_tests, None, tests)  # first: the longest
         runs = [pool.submit(run_tests, mutant, mutant.tests) for mutant in chosen]
-        unmutated = pool.submit(run_tests, None, tests)
         for mutant, run in zip(chosen, runs, strict=True):
             one = run.result()
             print(f"{one.verdict:8} {one.wall_s:6.1f} s  {mutant.name}: {one.detail}", flush=True)

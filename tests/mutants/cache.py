@@ -8,6 +8,8 @@ _SEQUENCE = "paceline/engine/sequence.py"
 _POOL = "paceline/engine/block_pool.py"
 _ATTENTION = "paceline/engine/attention.py"
 _RUNNER = "paceline/engine/model_runner.py"
+_LEAN_RUNNER = "paceline/engine/lean/runner.py"
+_LEAN_ATTENTION = "paceline/engine/lean/attention.py"
 _SCHEDULER = "paceline/engine/scheduler.py"
 _ENGINE = "paceline/engine/engine.py"
 _VERIFIER = "verify_service/verifier.py"
@@ -16,6 +18,7 @@ _CATCHING_UP = "tests/draft_service/test_model_drafter.py::test_catching_up_afte
 _SEQUENCES = ("tests/engine/test_sequence.py",)
 _BLOCKS = ("tests/engine/test_block_pool.py", *_SEQUENCES)
 _ATTENDED = ("tests/engine/test_attention.py",)
+_LEAN_ATTENDED = ("tests/engine/lean/test_attention.py",)
 _VERDICTS = ("tests/verify_service/test_session.py::test_verdict",)
 
 _KEPT = "self.num_cached = min(self.num_cached, length)"
@@ -139,7 +142,35 @@ MUTANTS = (
         _RUNNER,
         "output.logits[0, :, : self._vocabulary_size]",
         "output.logits[0]",
+        ("tests/engine/test_model_runner.py::test_padded_head_is_cut",),
+    ),
+    Mutant(
+        "lean: padded rows of the head emitted",
+        _LEAN_RUNNER,
+        "logits[:, : self._vocabulary_size].float()",
+        "logits.float()",
         ("tests/verify_service/test_session.py::test_padded_rows_are_never_emitted",),
+    ),
+    Mutant(
+        "lean: positions counted from the first row of a step",
+        _LEAN_RUNNER,
+        "for p in range(span.start, span.end)]",
+        "for p in range(span.end - span.start)]",
+        (_CATCHING_UP,),
+    ),
+    Mutant(
+        "lean: a row sees the one behind it",
+        _LEAN_ATTENTION,
+        "hidden = keys > rows\n",
+        "hidden = keys > rows + 1\n",
+        _LEAN_ATTENDED,
+    ),
+    Mutant(
+        "lean: a window one too long",
+        _LEAN_ATTENTION,
+        "keys <= rows - window",
+        "keys < rows - window",
+        _LEAN_ATTENDED,
     ),
     Mutant(
         "laws of a step handed to the wrong sessions",
