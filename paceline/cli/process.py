@@ -7,6 +7,7 @@ and nothing about what the service does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -95,7 +96,8 @@ class ServiceProcess:
     def send(self, number: signal.Signals) -> None:
         """Sends a signal to the child's process group, if it still runs."""
         if self._process is not None and self._process.returncode is None:
-            os.killpg(self._process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended, and asyncio has yet to see it
+                os.killpg(self._process.pid, number)
 
     def failure(self) -> str:
         """What to print about a process that ended too early."""
