@@ -50,6 +50,10 @@ class EngineConfig(ServerConfig):
     max_draft_tokens: int = Field(default=16, ge=1, le=30, description="longest proposal in tokens")
     max_sessions: int = Field(default=256, ge=1, description="sessions open at once")
     threads: int = Field(default=0, ge=0, description="CPU threads of one step; 0 takes all cores")
+    exact: bool = Field(
+        default=False,
+        description="float32 and int8 on the CPU: no bit of a row depends on the rows beside it",
+    )
     cache_dir: Path = Field(
         default=Path("~/.cache/paceline"), description="where converted models are kept"
     )
@@ -67,6 +71,7 @@ class EngineConfig(ServerConfig):
             max_draft_tokens=self.max_draft_tokens,
             max_sessions=self.max_sessions,
             num_threads=self.threads,
+            exact=self.exact,
         )
 
 

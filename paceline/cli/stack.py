@@ -41,6 +41,8 @@ class StackOptions:
     verify_threads: int = field(default_factory=num_cores)
     draft_threads: int = field(default_factory=num_cores)
     omp_wait_policy: str = "passive"
+    exact: bool = False
+    """Whether the verify tier runs exact; the draft's arithmetic decides nothing."""
     log_format: str = "json"
     settings: Mapping[str, str] = field(default_factory=dict)
     """Variables with more settings of the services; the parent's own variables go before them."""
@@ -71,7 +73,8 @@ class StackOptions:
     def verify_command(self) -> tuple[str, ...]:
         """Module and flags of a verify replica."""
         threads = ("--threads", str(self.verify_threads))
-        return ("verify_service", "--model", self.target, "--port", "0", *threads)
+        exact = ("--exact",) if self.exact else ()
+        return ("verify_service", "--model", self.target, "--port", "0", *threads, *exact)
 
     @property
     def draft_command(self) -> tuple[str, ...]:

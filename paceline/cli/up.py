@@ -64,6 +64,11 @@ _count = click.IntRange(min=1)
     default=DEFAULTS.omp_wait_policy,
     help="Whether waiting threads sleep or spin.",
 )
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="The target's output depends on no bit of what shares its steps: float32 or int8, CPU.",
+)
 @click.pass_context
 def up(context: click.Context, /, **options: Any) -> None:
     """Starts the services on this machine.

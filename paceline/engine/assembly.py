@@ -15,6 +15,8 @@ import torch
 from paceline.engine import models
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
+from paceline.engine.lean.exact_check import check_exact
+from paceline.engine.lean.kernels import EXACT, FAST
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
@@ -45,6 +47,8 @@ class EngineSettings:
     max_sessions: int = 256
     num_threads: int = 0
     """Threads of one step on the CPU; 0 leaves torch's choice."""
+    exact: bool = False
+    """Whether a row's arithmetic must not depend on the rows that share its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,11 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     load_options = LoadOptions(
-        settings.cache_dir, settings.dtype, settings.device, settings.max_length
+        settings.cache_dir,
+        settings.dtype,
+        settings.device,
+        settings.max_length,
+        settings.exact,
     )
     plan = _bounded(
         plan_memory(
@@ -114,10 +122,17 @@ def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
     size = loaded.identity.vocabulary_size
     progress("checking the paged cache against the stock forward")
     stock = run_stock(network, size, is_quantized=bool(loaded.identity.quantization))
-    runner: ModelRunner = (
-        LeanRunner(take_decoder(network), size) if serves(network) else NetworkRunner(network, size)
-    )
+    if not serves(network):
+        runner: ModelRunner = NetworkRunner(network, size)
+        check_against_stock(runner, stock)
+        return runner
+    kernels = EXACT if loaded.identity.exact else FAST
+    decoder = take_decoder(network, kernels)
+    runner = LeanRunner(decoder, size, kernels.attention)
     check_against_stock(runner, stock)
+    if loaded.identity.exact:
+        progress("checking that the cut of a step changes no bit")
+        check_exact(runner, decoder, size, kernels.attention)
     return runner
 
 

@@ -23,9 +23,17 @@ _BYSTANDERS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", 
 
 
 def fingerprint_network(
-    network: PreTrainedModel, *, dtype: str, quantization: str, tokenizer_archive: bytes
+    network: PreTrainedModel,
+    *,
+    dtype: str,
+    quantization: str,
+    tokenizer_archive: bytes,
+    numerics: str = "",
 ) -> str:
-    """Digests configuration, weights as loaded (before quantization), tokenizer and versions."""
+    """Digests configuration, weights as loaded (before quantization), tokenizer and versions.
+
+    `numerics` says what decides the last bits, where equal bits are promised; else it is empty.
+    """
     config = {
         key: value for key, value in network.config.to_dict().items() if key not in _BYSTANDERS
     }
@@ -34,6 +42,7 @@ def fingerprint_network(
         _RULES_VERSION,
         dtype,
         quantization,
+        numerics,
         json.dumps(config, sort_keys=True, default=str),
         hashlib.sha256(tokenizer_archive).hexdigest(),
     ):

@@ -22,7 +22,8 @@ from transformers import (
 
 from paceline.engine import model_fingerprint, tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
-from paceline.engine.lean.weights import copied_bytes
+from paceline.engine.lean import exact
+from paceline.engine.lean.weights import copied_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles
 from paceline.engine.model_source import find_source
@@ -49,6 +50,8 @@ class LoadOptions:
     device: str = "cpu"
     max_length: int = 0
     """Longest sequence in tokens; 0 is the model's own limit, which no number raises."""
+    exact: bool = False
+    """Whether a row's arithmetic must not depend on the rows that share its step."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for a value out of range."""
@@ -56,6 +59,8 @@ class LoadOptions:
             raise InvalidArgument("dtype", f"must be one of {', '.join(_DTYPES)}")
         if self.max_length < 0:
             raise InvalidArgument("max_length", "must not be negative")
+        if self.exact and (self.dtype != "float32" or self.device != "cpu"):
+            raise InvalidArgument("exact", "takes float32 on the CPU")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
     Raises:
         NotFound: There is no such model.
         InvalidArgument: The name or the table is malformed.
-        FailedPrecondition: The engine does not serve this architecture, or files do not fit.
+        FailedPrecondition: The engine does not serve this architecture, or not exactly, or files
+            do not fit.
     """
     if name.startswith(_TABLE_PREFIX):
         return _load_table(name, options)
@@ -90,11 +96,17 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
     progress(f"loading {name} in {options.dtype} on {options.device}")
     tokenizer = files.read_tokenizer()
     network = files.read_network(config, _DTYPES[options.dtype]).to(options.device)
+    if options.exact:
+        _check_exact(network, is_quantized=bool(quantization))
     archive = tokenizer_archive.pack(tokenizer)
     identity = ModelIdentity(
         name=name,
         fingerprint=model_fingerprint.fingerprint_network(
-            network, dtype=options.dtype, quantization=quantization, tokenizer_archive=archive
+            network,
+            dtype=options.dtype,
+            quantization=quantization,
+            tokenizer_archive=archive,
+            numerics=exact.describe_numerics() if options.exact else "",
         ),
         tokenizer_fingerprint=tokenizer_archive.fingerprint_tokenizer(tokenizer),
         vocabulary_size=_check_vocabulary(tokenizer, network),
@@ -102,6 +114,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         max_length=_bound_length(config, options.max_length),
         dtype=options.dtype,
         quantization=quantization,
+        exact=options.exact,
         noise_version=NOISE_VERSION,
     )
     if quantization:
@@ -168,9 +181,21 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
         eos_token_ids=() if table.eos_token_id is None else (table.eos_token_id,),
         max_length=options.max_length or _TABLE_MAX_LENGTH,
         dtype="float32",
+        exact=options.exact,
         noise_version=NOISE_VERSION,
     )
     return LoadedModel(name, table, identity, archive)
+
+
+def _check_exact(network: PreTrainedModel, *, is_quantized: bool) -> None:
+    """Refuses networks for which there are no exact kernels, here or anywhere."""
+    if not serves(network):
+        missing = f"{type(network).__name__} in this form"
+    elif not exact.has_kernels(is_quantized=is_quantized):
+        missing = "float32 matrices on this machine, which has no oneDNN"
+    else:
+        return
+    raise FailedPrecondition(f"there are no exact kernels for {missing}", reason="NO_EXACT_KERNELS")
 
 
 def _find(

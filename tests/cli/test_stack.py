@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.stack import StackOptions
+
 # Found before the real ones, because `python -m` looks in the working directory first.
 SERVICE = """
 import pathlib, signal, sys, threading
@@ -155,6 +157,13 @@ def test_flags_reach_the_services(folder: Path, ups: list[Up]) -> None:
     tiers = "--verify verify:1 --verify verify:1 --draft draft:1 --port 0"
     assert written["gateway"].startswith(f"{tiers} --default-rule rejection-token")
     assert (folder / "verify.environment").read_text() == "PASSIVE"
+
+
+def test_exact_is_the_verify_tiers_alone() -> None:
+    """--exact reaches the target; what a draft computes decides nothing."""
+    assert ("--exact",) == StackOptions(exact=True).verify_command[-1:]
+    assert "--exact" not in StackOptions().verify_command
+    assert "--exact" not in StackOptions(exact=True).draft_command
 
 
 @pytest.mark.e2e

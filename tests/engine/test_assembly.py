@@ -20,6 +20,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
 from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.decoder import Decoder
+from paceline.engine.lean.kernels import FAST, Kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.model_runner import NetworkRunner
@@ -28,7 +29,7 @@ from paceline.engine.self_test import StockRun, check_against_stock
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import ModelRunner
 from paceline.engine.table_model import TableModel
-from paceline.errors import Exhausted, FailedPrecondition, NotFound
+from paceline.errors import Exhausted, FailedPrecondition, InvalidArgument, NotFound
 from paceline.records import SamplingParams, SessionSpec, VerificationRule
 
 SaveModel = Callable[..., Path]
@@ -155,9 +156,9 @@ def test_network_is_gone_once_it_was_taken(
     """The engine holds one copy of the weights: no layer of the network outlives assembly."""
     layers: list[weakref.ref[object]] = []
 
-    def note(network: Any) -> Decoder:
+    def note(network: Any, kernels: Kernels) -> Decoder:
         layers.extend(weakref.ref(layer.mlp.down_proj.weight) for layer in network.model.layers)
-        return take_decoder(network)
+        return take_decoder(network, kernels)
 
     monkeypatch.setattr(assembly, "take_decoder", note)
     start(str(save_model("llama")))
@@ -187,6 +188,60 @@ def test_no_more_blocks_than_sessions_can_fill(start: Assemble, table: str) -> N
     """A budget beyond what the sessions let in could ever use is not taken."""
     _, engine = start(table, max_length=30, max_sessions=3)
     assert 3 * 8 == engine.options.num_blocks
+
+
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+def test_exact_engine(
+    start: Assemble, save_model: SaveModel, lines: list[str], prefix: str
+) -> None:
+    """The identity says that it is exact, and another fingerprint that its last bits are others."""
+    name = f"{prefix}{save_model('llama')}"
+    fast, _ = start(name)
+    assert "checking that the cut of a step changes no bit" not in lines
+    exact, engine = start(name, exact=True)
+    assert "checking that the cut of a step changes no bit" in lines
+    assert (False, True) == (fast.identity.exact, exact.identity.exact)
+    assert fast.identity.fingerprint != exact.identity.fingerprint
+    assert replace(fast.identity, fingerprint="", exact=True) == replace(
+        exact.identity, fingerprint=""
+    )
+    assert 5 == len(generate(engine, [5, 6, 7], 5))
+
+
+def test_exact_mode_that_does_not_hold_is_refused(
+    start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose kernels round by the number of rows nothing starts."""
+    monkeypatch.setattr(assembly, "EXACT", FAST)
+    with pytest.raises(FailedPrecondition, match="exact mode does not hold on this machine"):
+        start(str(save_model("llama")), exact=True)
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"device": "cuda"}])
+def test_exact_takes_float32_on_the_cpu(
+    start: Assemble, save_model: SaveModel, changes: dict[str, str]
+) -> None:
+    """Other types and devices are refused before anything is loaded."""
+    with pytest.raises(InvalidArgument, match="takes float32 on the CPU"):
+        start(str(save_model("llama")), exact=True, **changes)
+
+
+def test_networks_without_exact_kernels_are_refused(start: Assemble, save_model: SaveModel) -> None:
+    """The architecture is named."""
+    with pytest.raises(FailedPrecondition, match="no exact kernels for MixtralForCausalLM"):
+        start(str(save_model("mixtral")), exact=True)
+
+
+def test_machines_without_exact_kernels_are_refused(
+    start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without oneDNN float32 is refused; int8 sums integers and needs it not."""
+    monkeypatch.setattr("paceline.engine.lean.exact.is_packed", lambda dtype: False)
+    name = str(save_model("llama"))
+    with pytest.raises(FailedPrecondition, match="no exact kernels for float32 matrices"):
+        start(name, exact=True)
+    exact, _ = start(f"quantized:int8:{name}", exact=True)
+    assert exact.identity.exact
 
 
 def test_plan_comes_before_the_weights(

@@ -77,6 +77,12 @@ def test_configuration_counts() -> None:
     )
 
 
+def test_numerics_count() -> None:
+    """What decides the last bits is part of it where bits are promised."""
+    seen = {fingerprint_network(build(), **BASE, numerics=text) for text in ("", "one", "two")}
+    assert 3 == len(seen)
+
+
 @pytest.mark.parametrize(
     "change",
     [

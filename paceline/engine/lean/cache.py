@@ -36,6 +36,11 @@ class StackedCache:
         """Element type."""
         return self._stack.dtype
 
+    @property
+    def num_slots(self) -> int:
+        """Slots in all."""
+        return self._stack.shape[-2]
+
     def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Stores rows [T, 2 * Hkv, D], keys before values, in slots [T] of a layer."""
         self._by_layer[layer].index_copy_(1, slots, rows.transpose(0, 1))

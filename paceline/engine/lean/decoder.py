@@ -8,12 +8,16 @@ Knows no session, no cache and no transformers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from paceline.engine.lean.linear import Gate, Linear
+
+Turn = Callable[[torch.Tensor, torch.Tensor], None]
+"""Rotates heads [T, H, D] in place by complex [T, 1, D / 2], one number per adjacent pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Decoder:
     """Float32 [D / 2]: radians that a position turns each pair of numbers by."""
     turn_scale: float
     """What rotation multiplies lengths by; 1 for most."""
+    turn: Turn
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -112,7 +117,7 @@ class Decoder:
             turned = heads[:, :num_turned]
             if layer.head_norm is not None:
                 turned.copy_(self._normalize(turned, layer.head_norm))
-            _turn(turned, turns)
+            self.turn(turned, turns)
             x = layer.output.add_to(x, attention.attend(index, heads))
             x = layer.down.add_to(x, layer.gate(self._normalize(x, layer.mlp_norm)))
         if len(wanted) < len(x):
@@ -131,8 +136,8 @@ class Decoder:
         return torch.polar(torch.full_like(angles, self.turn_scale), angles)
 
 
-def _turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rotates heads [T, H, D] in place."""
+def turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
+    """Rotates; see `Turn`."""
     numbers = heads.float()
     torch.view_as_complex(numbers.view(*heads.shape[:2], -1, 2)).mul_(turns)
     if numbers.dtype != heads.dtype:

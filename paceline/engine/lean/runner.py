@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import Decoder
+from paceline.engine.lean.kernels import FAST, MakeAttention
 from paceline.engine.model_runner import find_logit_rows
 from paceline.engine.step import Step
 
@@ -17,8 +17,14 @@ from paceline.engine.step import Step
 class LeanRunner:
     """A decoder with its cache; implements `step.ModelRunner`."""
 
-    def __init__(self, decoder: Decoder, vocabulary_size: int) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        vocabulary_size: int,
+        make_attention: MakeAttention = FAST.attention,
+    ) -> None:
         self._decoder = decoder
+        self._make_attention = make_attention
         self._vocabulary_size = vocabulary_size
         self._cache: StackedCache | None = None
 
@@ -42,7 +48,7 @@ class LeanRunner:
             torch.tensor([token_id for span in step.spans for token_id in span.token_ids]),
             torch.tensor([p for span in step.spans for p in range(span.start, span.end)]),
             torch.tensor(find_logit_rows(step), dtype=torch.int64),
-            CpuAttention(step, self._cache, decoder.shape, decoder.windows),
+            self._make_attention(step, self._cache, decoder.shape, decoder.windows),
         )
         return logits[:, : self._vocabulary_size].float()
 

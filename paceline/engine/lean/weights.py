@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from paceline.engine.lean.decoder import Decoder, HeadShape, Layer
-from paceline.engine.lean.linear import Matrix, build_gate, build_linear, is_packed
+from paceline.engine.lean.kernels import FAST, Kernels
+from paceline.engine.lean.linear import Matrix, is_packed
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -52,23 +53,24 @@ def copied_bytes(network: PreTrainedModel) -> int:
     return int(network.lm_head.weight.nbytes) if is_packed(network.dtype) else 0
 
 
-def take_decoder(network: PreTrainedModel) -> Decoder:
-    """Takes the weights; the network cannot run afterwards."""
+def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
+    """Takes the weights into kernels; the network cannot run afterwards."""
     config, model = network.config, network.model
     shape = _head_shape(network)
     layers = []
     for index in range(len(model.layers)):
-        layers.append(_take_layer(model.layers[index], shape, _window(network, index)))
+        layers.append(_take_layer(model.layers[index], shape, _window(network, index), kernels))
         model.layers[index] = nn.Identity()
     return Decoder(
         embedding=model.embed_tokens.weight.detach(),
         layers=tuple(layers),
         norm=model.norm.weight.detach(),
-        head=build_linear(Matrix.of(network.lm_head)),
+        head=kernels.build_linear(Matrix.of(network.lm_head)),
         epsilon=torch.tensor(float(config.rms_norm_eps)),
         shape=shape,
         frequencies=model.rotary_emb.inv_freq.float(),
         turn_scale=float(model.rotary_emb.attention_scaling),
+        turn=kernels.turn,
     )
 
 
@@ -92,7 +94,7 @@ def _window(network: PreTrainedModel, layer: int) -> int | None:
     return window
 
 
-def _take_layer(module: Any, shape: HeadShape, window: int | None) -> Layer:
+def _take_layer(module: Any, shape: HeadShape, window: int | None, kernels: Kernels) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     pairs = _pairs_adjacent(shape.dim)
     queries = _heads_by_place(shape, pairs)
@@ -117,12 +119,12 @@ def _take_layer(module: Any, shape: HeadShape, window: int | None) -> Layer:
         head_norm = torch.cat((query_norm, key_norm))
     return Layer(
         attention_norm=module.input_layernorm.weight.detach(),
-        qkv=build_linear(qkv),
+        qkv=kernels.build_linear(qkv),
         head_norm=head_norm,
-        output=build_linear(Matrix.of(attention.o_proj).pick_columns(outputs)),
+        output=kernels.build_linear(Matrix.of(attention.o_proj).pick_columns(outputs)),
         mlp_norm=module.post_attention_layernorm.weight.detach(),
-        gate=build_gate(Matrix.of(mlp.gate_proj), Matrix.of(mlp.up_proj)),
-        down=build_linear(Matrix.of(mlp.down_proj)),
+        gate=kernels.build_gate(Matrix.of(mlp.gate_proj), Matrix.of(mlp.up_proj)),
+        down=kernels.build_linear(Matrix.of(mlp.down_proj)),
         window=window,
     )
 
