@@ -53,7 +53,7 @@ class Rows:
         return torch.cat(outputs)
 
 
-@pytest.fixture(params=SHAPES.values(), ids=SHAPES.keys())
+@pytest.fixture(params=list(SHAPES.values()), ids=list(SHAPES))
 def shape(request: pytest.FixtureRequest) -> HeadShape:
     """Each shape in turn."""
     found: HeadShape = request.param

@@ -33,7 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.fixture(params=list(VARIANTS.values()), ids=list(VARIANTS))
 def network(request: pytest.FixtureRequest, tiny_network: BuildNetwork) -> PreTrainedModel:
     """Each variant in turn."""
     model_type, settings = request.param
