@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import HeadShape
 from paceline.engine.lean.exact_attention import ExactAttention
+from paceline.engine.lean.kernels import MakeAttention
 from paceline.engine.step import Span, Step
 
 SIZE = 4
@@ -40,7 +41,7 @@ class Rows:
         self.heads = torch.randn(size, generator=torch.Generator().manual_seed(0))
 
     def run(
-        self, counts: Sequence[int], table: tuple[int, ...], make: Callable[..., CpuAttention]
+        self, counts: Sequence[int], table: tuple[int, ...], make: MakeAttention
     ) -> torch.Tensor:
         """Outputs [T, Hq * D] of the first rows, so many of them in each step."""
         cache = StackedCache(1, self._shape, 2 * NUM_BLOCKS, SIZE, dtype=torch.float32)

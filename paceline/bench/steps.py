@@ -1,0 +1,106 @@
+"""What a step of the lean decoder costs, in fast kernels and in exact ones, interleaved.
+
+`python -m paceline.bench.steps --model smollm2`. It knows no service: runners are called directly.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import torch
+
+from paceline.engine import models
+from paceline.engine.lean.kernels import EXACT, FAST
+from paceline.engine.lean.runner import LeanRunner
+from paceline.engine.lean.weights import take_decoder
+from paceline.engine.step import ModelRunner, Span, Step
+from paceline.engine.table_model import TableModel
+
+_BLOCK_SIZE = 16
+_CHUNK_ROWS = 512
+_NUM_DECODE_ROWS = (1, 5, 9)
+_NUM_SPARE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Milliseconds of the same steps in each kind of kernels."""
+
+    name: str
+    least: Mapping[str, float]
+    median: Mapping[str, float]
+
+
+def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, LeanRunner]:
+    """The model once in fast kernels and once in exact ones, with room for one sequence.
+
+    Raises:
+        click.UsageError: the lean decoder does not serve the model.
+    """
+    runners = {}
+    for kind, kernels in (("fast", FAST), ("exact", EXACT)):
+        options = models.LoadOptions(cache_dir, exact=True)
+        loaded = models.load(name, options, lambda _: None)
+        if isinstance(loaded.network, TableModel):
+            raise click.UsageError("a table has no kernels")
+        decoder = take_decoder(loaded.network, kernels)
+        runners[kind] = LeanRunner(decoder, loaded.identity.vocabulary_size, kernels.attention)
+        runners[kind].allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)
+    return runners
+
+
+def measure(runners: Mapping[str, ModelRunner], context: int, repeats: int) -> Iterable[StepCost]:
+    """A prefill of `context` tokens in chunks, then decodes and proposals behind it."""
+    chunks = [(a, min(a + _CHUNK_ROWS, context)) for a in range(0, context, _CHUNK_ROWS)]
+    prefill = [_step(first, last, 1) for first, last in chunks]
+    yield _compare(f"prefill {context}", runners, prefill, max(2, repeats // 8))
+    for count in _NUM_DECODE_ROWS:
+        rows = [_step(context, context + count, count)]
+        yield _compare(f"{count} rows at {context}", runners, rows, repeats)
+
+
+def _step(first: int, last: int, num_logits: int) -> Step:
+    table = tuple(range(-(-last // _BLOCK_SIZE)))
+    ids = tuple(7 * position % 251 for position in range(first, last))
+    return Step((Span(ids, first, table, num_logits, last),), _BLOCK_SIZE)
+
+
+def _compare(
+    name: str, runners: Mapping[str, ModelRunner], steps: list[Step], repeats: int
+) -> StepCost:
+    taken: dict[str, list[float]] = {kind: [] for kind in runners}
+    for _ in range(repeats):
+        for kind, runner in runners.items():
+            started = time.perf_counter()
+            for step in steps:
+                runner.run(step)
+            taken[kind].append(1e3 * (time.perf_counter() - started))
+    return StepCost(
+        name,
+        {kind: min(values) for kind, values in taken.items()},
+        {kind: statistics.median(values) for kind, values in taken.items()},
+    )
+
+
+@click.command()
+@click.option("--model", default="smollm2", show_default=True, help="A model's name.")
+@click.option("--context", type=click.IntRange(1), default=1000, show_default=True, help="Tokens.")
+@click.option("--repeats", type=click.IntRange(1), default=25, show_default=True, help="Of a step.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
+@click.option("--cache-dir", type=Path, default=Path("~/.cache/paceline"), show_default=True)
+def main(model: str, context: int, repeats: int, threads: int, cache_dir: Path) -> None:
+    """Prints least and median milliseconds of each kind of step."""
+    torch.set_num_threads(threads)
+    runners = load_runners(model, cache_dir.expanduser(), context)
+    for cost in measure(runners, context, repeats):
+        figures = (f"{k} {cost.least[k]:.1f} ({cost.median[k]:.1f})" for k in runners)
+        click.echo(f"{cost.name:>16}: {', '.join(figures)} ms")
+
+
+if __name__ == "__main__":
+    main()
