@@ -6,11 +6,16 @@ cache owns the memory and nothing else; which slot belongs to whom is the block 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from paceline.engine.lean.decoder import HeadShape
+
+_ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector."""
 
 
 class StackedCache:
@@ -27,8 +32,8 @@ class StackedCache:
     ) -> None:
         self._block_size = block_size
         size = (num_layers, 2, 1, shape.num_kv_heads, num_blocks * block_size, shape.dim)
-        # Not zeroed: no slot is read before it is written, and untouched memory is free.
-        self._stack = torch.empty(size, dtype=dtype)
+        # Exact attention reads slots behind a sequence, at weight 0: NaN would still be NaN.
+        self._stack = _allocate_zeros(size, dtype)
         self._by_layer = self._stack.flatten(1, 3).unbind(0)
 
     @property
@@ -55,3 +60,11 @@ class StackedCache:
         for source, destination in pairs:
             block = self._stack[..., source * size : (source + 1) * size, :]
             self._stack[..., destination * size : (destination + 1) * size, :] = block
+
+
+def _allocate_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that take no memory until they are written; those of torch are written at once."""
+    num_bytes = math.prod(size) * dtype.itemsize
+    memory = np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(size)

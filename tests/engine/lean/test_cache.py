@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import torch
 
 from paceline.engine.lean.cache import StackedCache
@@ -50,3 +53,23 @@ def test_blocks_copy_in_all_layers() -> None:
         assert torch.equal(old[:, :, :8], new[:, :, :8])
         assert torch.equal(old[:, :, 4:8], new[:, :, 12:])
         assert torch.equal(old[:, :, :4], new[:, :, 8:12])
+
+
+def test_fresh_slots_are_0_and_cost_nothing() -> None:
+    """Whatever the memory held before; and a large cache takes none until it is written."""
+    size = 2 * 2 * 3 * 16 * 8
+    spoiled = [torch.full((size,), float("nan")) for _ in range(8)]
+    del spoiled
+    cache = StackedCache(2, HeadShape(6, 3, 8), 4, 4, dtype=torch.float32)
+    assert all(0.0 == view.abs().max() for view in cache.view_run(0, 16))
+    assert 0 == cache.view_run(0, 16)[0].data_ptr() % 64
+    before = resident_bytes()
+    large = StackedCache(8, HeadShape(8, 8, 64), 1024, 16, dtype=torch.float32)
+    assert resident_bytes() - before < 64 << 20
+    assert 16384 == large.num_slots
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
