@@ -7,13 +7,14 @@ and the end of the stream is noticed while a block is drafted.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftSession
 from draft_service.drafters.model import ModelDrafter
-from draft_service.metrics import DraftMetrics
+from draft_service.metrics import DraftMetrics, told
 from draft_service.sources import load_drafters
 from paceline import wire
 from paceline.engine.engine import Engine
@@ -22,6 +23,7 @@ from paceline.pairing import check_pair
 from paceline.records import Proposal, ReplicaLoad
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
+from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, traceparent_of
 from paceline.tier import Sessions, next_message, watch_load
 from paceline.tier_metrics import TierCollector
 from paceline.v1 import draft_pb2
@@ -40,6 +42,7 @@ class DraftService:
         self._config = config
         self._sessions = Sessions(config.max_sessions)
         self._drafters: dict[str, Drafter] = {}
+        self._tracer: Tracer = Untraced()
         self.registry = new_registry()
         self._metrics = DraftMetrics(self.registry)
         self.registry.register(TierCollector("draft", self._sessions, self._engines))
@@ -69,6 +72,7 @@ class DraftService:
 
     async def start(self) -> None:
         """Loads the sources and warms them up."""
+        self._tracer = self._config.tracer()
         self._drafters = await asyncio.to_thread(load_drafters, self._config)
 
     async def drain(self) -> None:
@@ -79,6 +83,7 @@ class DraftService:
         """Ends the sources."""
         for drafter in self._drafters.values():
             await asyncio.to_thread(drafter.stop)
+        await asyncio.to_thread(self._tracer.close)
 
     async def draft(
         self, requests: Requests, context: Context
@@ -90,6 +95,11 @@ class DraftService:
         if not first.HasField("open"):
             raise InvalidArgument("open", "must be the first message of a session")
         self._sessions.enter()
+        span = self._tracer.start(
+            "paceline.v1.DraftService/Draft",
+            traceparent_of(context.invocation_metadata()),
+            rpc_attributes(self.name, "Draft"),
+        )
         try:
             session = await self._open(first.open)
             outbox: Outbox = asyncio.Queue()
@@ -100,11 +110,13 @@ class DraftService:
                     if isinstance(item, BaseException):
                         raise item
                     self._metrics.observe(session.opened.source, item)
+                    span.round(item.round, item.draft_s, told(session.opened.source, item))
                     yield draft_pb2.DraftResponse(proposal=wire.encode_proposal(item))
             finally:
                 reader.cancel()
                 session.close()
         finally:
+            span.end(sys.exception())
             self._sessions.leave()
 
     async def describe_model(
