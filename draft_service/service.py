@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftSession
@@ -154,6 +155,7 @@ class DraftService:
         What was asked for before the half-close of the stream is still answered.
         """
         loop = asyncio.get_running_loop()
+        overtaken = partial(self._metrics.supersede, session.opened.source)
         last: Future[Proposal] | None = None
         try:
             while (
@@ -168,7 +170,7 @@ class DraftService:
                 is_answered = advance.num_draft_tokens > 0
 
                 def deliver(done: Future[Proposal], is_answered: bool = is_answered) -> None:
-                    loop.call_soon_threadsafe(_deliver, done, is_answered, outbox)
+                    loop.call_soon_threadsafe(_deliver, done, is_answered, outbox, overtaken)
 
                 future.add_done_callback(deliver)
                 last = future if is_answered else None
@@ -195,11 +197,15 @@ class DraftService:
         )
 
 
-def _deliver(done: Future[Proposal], is_answered: bool, outbox: Outbox) -> None:
+def _deliver(
+    done: Future[Proposal], is_answered: bool, outbox: Outbox, overtaken: Callable[[], None]
+) -> None:
     """Puts what became of an advance into the outbox; a superseded one has no answer."""
     error = done.exception()
     if error is None:
         if is_answered:
             outbox.put_nowait(done.result())
-    elif not (isinstance(error, Aborted) and error.reason == "SUPERSEDED"):
+    elif isinstance(error, Aborted) and error.reason == "SUPERSEDED":
+        overtaken()
+    else:
         outbox.put_nowait(error)

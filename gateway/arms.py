@@ -8,10 +8,12 @@ the output itself: arms differ in speed.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.request import Generation
 
@@ -25,12 +27,37 @@ class Arm(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     share: float = Field(gt=0, le=1, description="share of generations")
-    draft_source: str = Field("", description="source instead of the default; none drafts nothing")
+    draft_source: str = Field(
+        default="", description="source instead of the default; none drafts nothing"
+    )
     draft_length: str = Field(
-        "",
+        default="",
         pattern=r"^(|window|fixed:\d{1,2})$",
         description="length instead of the service's; fixed:0 is plain decoding",
     )
+
+
+def _read(value: Any) -> Any:
+    """Flags and variables carry JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value or "{}")
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+
+
+def _check(arms: Mapping[str, Arm]) -> Mapping[str, Arm]:
+    """The arms, if they leave names and shares to the control."""
+    if CONTROL in arms or "" in arms:
+        raise ValueError(f"the name {CONTROL!r} and the empty one are taken")
+    if sum(arm.share for arm in arms.values()) > 1 + 1e-9:
+        raise ValueError("the shares add up to more than 1")
+    return arms
+
+
+Arms = Annotated[dict[str, Arm], BeforeValidator(_read), AfterValidator(_check)]
+"""Every arm beside the control, by name."""
 
 
 def assign(generation: Generation, arms: Mapping[str, Arm]) -> Generation:

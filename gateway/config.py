@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints
 
-from gateway.arms import CONTROL, Arm
+from gateway.arms import Arms
 from paceline.serving.config import ServerConfig
 
 Address = Annotated[str, StringConstraints(pattern=r"^.+:\d{1,5}$")]
@@ -52,7 +51,7 @@ class GatewayConfig(ServerConfig):
         description="price of this gateway and its share of both tiers for an hour, for the cost "
         "per million tokens; 0 reports none",
     )
-    arms: dict[str, Arm] = Field(
+    arms: Arms = Field(
         {},
         description='comparison on live traffic: {"NAME": {"share": S, "draft_source": D, '
         '"draft_length": L}, ...}, JSON or a table; the rest is the arm control',
@@ -75,18 +74,3 @@ class GatewayConfig(ServerConfig):
     tokenizer_cache_dir: Path = Field(
         Path("~/.cache/paceline/tokenizers"), description="directory of fetched tokenizers"
     )
-
-    @field_validator("arms", mode="before")
-    @classmethod
-    def _read_arms(cls, value: Any) -> Any:
-        """Flags and variables carry JSON."""
-        return json.loads(value or "{}") if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _check_arms(self) -> Self:
-        """Names that a log line can carry, and shares that leave something to compare with."""
-        if CONTROL in self.arms or "" in self.arms:
-            raise ValueError(f"arms: {CONTROL!r} and the empty name are taken")
-        if sum(arm.share for arm in self.arms.values()) > 1 + 1e-9:
-            raise ValueError("arms: their shares add up to more than 1")
-        return self

@@ -23,7 +23,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from paceline.serving.tracing import Tracer, open_tracer
+from paceline.errors import FailedPrecondition
+from paceline.serving.tracing import Tracer, Untraced
 
 FILE_VARIABLE = "PACELINE_CONFIG"
 SECTIONS = ("verify", "draft", "gateway")
@@ -95,8 +96,14 @@ class ServerConfig(BaseSettings):
         Raises:
             FailedPrecondition: traces are wanted, and their packages are not installed.
         """
+        if not self.otlp_endpoint:
+            return Untraced()
+        try:  # only here, so that a process without traces pays nothing for them
+            from paceline.serving.otel import open_otlp
+        except ImportError as error:
+            raise FailedPrecondition(f"traces need the extra `tracing`: {error}") from None
         service = f"paceline-{self.section}"
-        return open_tracer(service, self.otlp_endpoint, self.trace_share, self.trace_round_share)
+        return open_otlp(service, self.otlp_endpoint, self.trace_share, self.trace_round_share)
 
     @classmethod
     def settings_customise_sources(

@@ -19,7 +19,14 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 def open_otlp(service: str, endpoint: str, share: float, round_share: float) -> OtelTracer:
-    """A tracer that sends its spans to a collector, in the background."""
+    """A tracer that sends its spans to a collector, in the background.
+
+    Args:
+        service: Name of the service in the traces.
+        endpoint: OTLP over gRPC, http://HOST:PORT or https://HOST:PORT.
+        share: Of calls that come without a trace of their own.
+        round_share: Of the rounds of a traced session.
+    """
     exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https:"))
     return OtelTracer(service, BatchSpanProcessor(exporter), share, round_share)
 

@@ -1,8 +1,8 @@
 """Spans of one generation across the tiers: where they go, and which rounds get one.
 
 A session's parent is the generation that opened it, whose context travels as W3C `traceparent` in
-the metadata of its streams. Off, nothing is imported and nothing is kept. What a span says of a
-generation or a session is not known here.
+the metadata of its streams. Off, nothing is kept. What a span says of a generation or a session is
+not known here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, TypeAlias
-
-from paceline.errors import FailedPrecondition
 
 TRACEPARENT_KEY = "traceparent"
 Attributes: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
@@ -64,29 +62,6 @@ class Untraced:
 
     def close(self) -> None:
         """Has nothing left."""
-
-
-def open_tracer(service: str, endpoint: str, share: float, round_share: float) -> Tracer:
-    """The tracer of a process; without an endpoint one that does nothing.
-
-    Args:
-        service: Name of the service in the traces.
-        endpoint: OTLP over gRPC, http://HOST:PORT or https://HOST:PORT.
-        share: Of generations that come without a context of their own.
-        round_share: Of the rounds of a traced generation.
-
-    Raises:
-        FailedPrecondition: the packages of the extra `tracing` are not installed.
-    """
-    if not endpoint:
-        return Untraced()
-    try:
-        from paceline.serving.otel import open_otlp
-    except ImportError as error:
-        raise FailedPrecondition(
-            f"traces need `pip install 'paceline[tracing]'`: {error}"
-        ) from None
-    return open_otlp(service, endpoint, share, round_share)
 
 
 def rpc_attributes(service: str, method: str) -> Attributes:
