@@ -125,6 +125,7 @@ class Tier:
 
     service: Any
     stub: Any
+    address: str = ""
 
     async def watch(self, is_wanted: Callable[[ReplicaLoad], bool]) -> ReplicaLoad:
         """The first load report that is as wanted; those before it are passed over."""
@@ -297,8 +298,8 @@ class Tiers:
         from verify_service.service import VerifyService
 
         service = VerifyService(VerifyConfig(model=model, **{**_SMALL, **settings}))
-        channel = await self._serve(service)
-        return VerifyTier(service, verify_pb2_grpc.VerifyServiceStub(channel))
+        channel, address = await self._serve(service)
+        return VerifyTier(service, verify_pb2_grpc.VerifyServiceStub(channel), address)
 
     async def draft(self, *source: str, **settings: Any) -> DraftTier:
         """Serves draft sources."""
@@ -307,10 +308,10 @@ class Tiers:
 
         config = DraftConfig(source=list(source), **{**_SMALL, **settings})
         service = DraftService(config)
-        channel = await self._serve(service)
-        return DraftTier(service, draft_pb2_grpc.DraftServiceStub(channel))
+        channel, address = await self._serve(service)
+        return DraftTier(service, draft_pb2_grpc.DraftServiceStub(channel), address)
 
-    async def _serve(self, service: Service) -> grpc.aio.Channel:
+    async def _serve(self, service: Service) -> tuple[grpc.aio.Channel, str]:
         await service.start()
         self._stack.push_async_callback(service.stop)
         gate, server = Gate(), grpc.aio.server(options=SERVER_OPTIONS)
@@ -319,9 +320,10 @@ class Tiers:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
-        channel = open_channel(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        channel = open_channel(address)
         self._stack.push_async_callback(channel.close)
-        return channel
+        return channel, address
 
 
 @pytest.fixture
