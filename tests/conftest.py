@@ -125,7 +125,6 @@ class Tier:
 
     service: Any
     stub: Any
-    address: str = ""
 
     async def watch(self, is_wanted: Callable[[ReplicaLoad], bool]) -> ReplicaLoad:
         """The first load report that is as wanted; those before it are passed over."""
@@ -291,6 +290,8 @@ class Tiers:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.addresses: list[str] = []
+        """Of the tiers, in order of start."""
 
     async def verify(self, model: str, **settings: Any) -> VerifyTier:
         """Serves a target."""
@@ -298,8 +299,8 @@ class Tiers:
         from verify_service.service import VerifyService
 
         service = VerifyService(VerifyConfig(model=model, **{**_SMALL, **settings}))
-        channel, address = await self._serve(service)
-        return VerifyTier(service, verify_pb2_grpc.VerifyServiceStub(channel), address)
+        channel = await self._serve(service)
+        return VerifyTier(service, verify_pb2_grpc.VerifyServiceStub(channel))
 
     async def draft(self, *source: str, **settings: Any) -> DraftTier:
         """Serves draft sources."""
@@ -308,10 +309,10 @@ class Tiers:
 
         config = DraftConfig(source=list(source), **{**_SMALL, **settings})
         service = DraftService(config)
-        channel, address = await self._serve(service)
-        return DraftTier(service, draft_pb2_grpc.DraftServiceStub(channel), address)
+        channel = await self._serve(service)
+        return DraftTier(service, draft_pb2_grpc.DraftServiceStub(channel))
 
-    async def _serve(self, service: Service) -> tuple[grpc.aio.Channel, str]:
+    async def _serve(self, service: Service) -> grpc.aio.Channel:
         await service.start()
         self._stack.push_async_callback(service.stop)
         gate, server = Gate(), grpc.aio.server(options=SERVER_OPTIONS)
@@ -320,10 +321,10 @@ class Tiers:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
-        address = f"127.0.0.1:{port}"
-        channel = open_channel(address)
+        self.addresses.append(f"127.0.0.1:{port}")
+        channel = open_channel(self.addresses[-1])
         self._stack.push_async_callback(channel.close)
-        return channel, address
+        return channel
 
 
 @pytest.fixture

@@ -140,8 +140,9 @@ async def test_a_trace_joins_the_three_tiers(
 
     table = write_table(*LAW, eos="c", positions=[[1, 0, 0]] * 12 + [[0, 0, 1]])
     verify, draft = await tiers.verify(table), await tiers.draft(table)
-    flags = ("--verify", verify.address, "--draft", draft.address, "--draft-length", "fixed:2")
-    config = load(GatewayConfig, ["--tokenizer-cache-dir", str(tmp_path), *flags], {})
+    addresses = ("--verify", tiers.addresses[0], "--draft", tiers.addresses[1])
+    settings = ("--draft-length", "fixed:2", "--tokenizer-cache-dir", str(tmp_path))
+    config = load(GatewayConfig, [*addresses, *settings], {})
     gateway = GatewayService(config)
     await gateway.start()
     request = gateway_pb2.GenerateRequest(prompt=gateway_pb2.Prompt(text="ab"), max_tokens=10)
