@@ -38,12 +38,14 @@ class Call:
     """`time.perf_counter()` at its arrival."""
     deadline_s: float | None
     """Event loop time at which the caller gives up."""
+    home: str = ""
+    """Address of the verify replica that is taken first, if it is there."""
 
 
 async def run_generation(
     generation: Generation, target: Target, tiers: Tiers, config: GatewayConfig, call: Call
 ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-    """Runs one generation and yields its events.
+    """Runs one generation and yields its events, from its first tokens on.
 
     Raises:
         PacelineError: it cannot go on; what was yielded is valid.
@@ -51,10 +53,9 @@ async def run_generation(
     committer = Committer(generation.ending, target.tokenizer.decode)
     committer.resume(generation.committed_token_ids)
     policy = choose_policy(generation, config)
-    sessions = _open_sessions(generation, target, tiers, config, call.deadline_s)
+    sessions = _open_sessions(generation, target, tiers, config, call)
     record = _Record(generation, sessions, call)
     try:
-        yield events.started(generation, target.model)
         rounds = run_rounds(
             sessions,
             committer,
@@ -66,7 +67,9 @@ async def run_generation(
         async with aclosing(rounds):
             async for committed in rounds:
                 record.observe(len(committed.token_ids))
-                yield events.tokens(committed)
+                if committed.prompt_log_probs:
+                    yield events.prompt_log_probs(committed)
+                yield events.tokens(committed, generation.spec.sample_index)
                 if committed.finish_reason is not None:
                     record.outcome = committed.finish_reason.name
                     yield events.finished(
@@ -107,14 +110,14 @@ def _open_sessions(
     target: Target,
     tiers: Tiers,
     config: GatewayConfig,
-    deadline_s: float | None,
+    call: Call,
 ) -> _Sessions:
-    bounds = VerifierBounds(config.verify_stall_s, config.reopen_patience_s, deadline_s)
+    bounds = VerifierBounds(config.verify_stall_s, config.reopen_patience_s, call.deadline_s)
     # Plain decoding on purpose needs no session on the draft tier.
     source = NO_DRAFT if generation.num_draft_tokens == 0 else generation.draft_source
-    choice = DraftChoice(source, target.model, config.draft_stall_s, deadline_s)
+    choice = DraftChoice(source, target.model, config.draft_stall_s, call.deadline_s)
     return _Sessions(
-        VerifierSession(tiers.targets, generation.spec, target, bounds),
+        VerifierSession(tiers.targets, generation.spec, target, bounds, call.home),
         DrafterSession(tiers.sources, generation.spec, choice),
     )
 
@@ -163,6 +166,7 @@ class _Record:
         _log.info(
             "generation",
             request_id=self._generation.spec.request_id,
+            sample=self._generation.spec.sample_index,
             outcome=self.outcome,
             prompt_tokens=self._generation.spec.prompt_length,
             tokens=self._num_tokens,
