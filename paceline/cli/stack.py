@@ -152,6 +152,10 @@ class Stack:
         for process in self._processes:
             process.send(signal.SIGKILL)
 
+    def send(self, name: str, index: int, number: signal.Signals) -> None:
+        """Signals one replica of a tier, in order of start."""
+        {"verify": self._verify, "draft": self._draft}[name][index].send(number)
+
     @property
     def _processes(self) -> list[ServiceProcess]:
         return self._verify + self._draft + self._gateway

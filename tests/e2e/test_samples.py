@@ -29,7 +29,7 @@ SEEDED = GenerationOptions(max_tokens=60, temperature=1.0, seed=7, ignore_eos=Tr
 async def test_each_sample_is_its_own_and_one_seed_fixes_all(
     pair: Running, length: int | None
 ) -> None:
-    """B39: four samples differ; each is what its index draws alone, the first what n = 1 draws."""
+    """B40: four samples differ; each is what its index draws alone, the first what n = 1 draws."""
     several = replace(SEEDED, num_samples=4, num_draft_tokens=length)
     async with connect(pair.address) as gateway:
         samples = await generate_samples(gateway, several.request(PROMPT))
@@ -47,7 +47,7 @@ async def test_each_sample_is_its_own_and_one_seed_fixes_all(
 
 @pytest.mark.parametrize("rule", ["rejection-block", "rejection-token", "coupled"])
 async def test_unseeded_samples_never_repeat(pair: Running, rule: str) -> None:
-    """B40: every rule, drafted: eight texts of two calls, and no two alike."""
+    """B39, B40: every rule, drafted: eight texts of two calls, and no two alike."""
     options = replace(SEEDED, seed=None, rule=rule, num_samples=4, num_draft_tokens=3)
     async with connect(pair.address) as gateway:
         calls = [await generate_samples(gateway, options.request(PROMPT)) for _ in range(2)]

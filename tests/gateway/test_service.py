@@ -219,7 +219,7 @@ async def test_log_probs_come_with_the_ids(
 
 
 async def test_samples_of_one_call(servers: Servers, gateways: Gateways) -> None:
-    """B39: one Started; every event names its sample; the prompt is counted once; one replica."""
+    """One Started; every event names its sample; the prompt is counted once; one replica."""
     verify = [await servers.verify(SCRIPT) for _ in range(3)]
     draft = await servers.draft(SCRIPT)
     _, client = await gateways.start([tier.address for tier in verify], [draft.address])
@@ -368,7 +368,7 @@ async def test_a_malformed_law_costs_the_draft_and_not_the_text(
 async def test_gateways_started_together_draw_different_seeds(
     servers: Servers, gateways: Gateways
 ) -> None:
-    """B40: two gateways before one pair, asked the same at once: no seed comes twice."""
+    """B39, B40: two gateways before one pair, asked the same at once: no seed comes twice."""
     verify = await servers.verify(SCRIPT)
     clients = [(await gateways.start([verify.address], []))[1] for _ in range(2)]
     asked = [client.complete(request(max_tokens=2)) for client in clients for _ in range(5)]

@@ -177,7 +177,7 @@ async def test_one_seed_on_both_tiers(generations: Generations, draft_seed: int)
 async def test_samples_of_one_seed_differ(
     tiers: Any, rounds: Any, write_table: Any, rule: VerificationRule, k: int
 ) -> None:
-    """B39: twelve samples of one seed are twelve texts, and sample 0 is that of the seed alone."""
+    """B40: twelve samples of one seed are twelve texts, and sample 0 is that of the seed alone."""
     tier = await tiers.verify(write_table(0.5, 0.5))
     draft = await tiers.draft(write_table(0.6, 0.4))
 
