@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,14 @@ from paceline.cli.client import (
 )
 from paceline.cli.process import StartError
 from paceline.cli.stack import Stack, StackOptions
-from paceline.v1 import gateway_pb2
+from paceline.serving.channels import open_channel
+from paceline.v1 import gateway_pb2, verify_pb2, verify_pb2_grpc
 
 LENGTHS: tuple[int | None, ...] = (2, 8, None)
 """None adapts the length."""
 CONCURRENCIES = (1, 8)
 RESUMED, VERIFY_KILLED, DRAFT_KILLED = "resumed", "verify killed", "draft killed"
-Act = Callable[[], None]
+Act = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,12 @@ class Fuse:
         self._missing = [num_tokens] * count
         self._act: Act | None = act
 
-    def note(self, index: int, num_tokens: int) -> None:
+    async def note(self, index: int, num_tokens: int) -> None:
         """Takes in new tokens of one of them."""
         self._missing[index] -= num_tokens
         if self._act is not None and max(self._missing) <= 0:
             act, self._act = self._act, None
-            act()
+            await act()
 
 
 class Runner:
@@ -143,7 +145,7 @@ class Runner:
 
         async def run_one(index: int, prompt: Sequence[int]) -> Generation:
             async def note(tokens: gateway_pb2.Tokens) -> None:
-                fuse.note(index, len(tokens.token_ids))
+                await fuse.note(index, len(tokens.token_ids))
 
             request = options.request(ids_prompt(prompt))
             if way.loss == RESUMED:
@@ -191,11 +193,11 @@ def table_of(findings: Sequence[Finding]) -> Table:
 
 async def measure(stack: Stack, address: str, runs: Runs, texts: Sequence[str]) -> list[Finding]:
     """Runs every way on a stack that was just started."""
-    acts: dict[str, Act] = {
-        VERIFY_KILLED: lambda: stack.send("verify", 0, signal.SIGKILL),
-        DRAFT_KILLED: lambda: stack.send("draft", 0, signal.SIGKILL),
-    }
     async with connect(address) as gateway:
+        acts: dict[str, Act] = {
+            VERIFY_KILLED: partial(_kill_verifier, stack, gateway),
+            DRAFT_KILLED: partial(_kill_drafter, stack, gateway),
+        }
         requests = [gateway_pb2.TokenizeRequest(prompt=chat_prompt([("user", t)])) for t in texts]
         prompts = [(await gateway.Tokenize(request)).token_ids for request in requests]
         runner = Runner(gateway, prompts, runs.options)
@@ -208,7 +210,35 @@ async def measure(stack: Stack, address: str, runs: Runs, texts: Sequence[str]) 
     return findings
 
 
-def _nothing() -> None:
+async def _kill_verifier(stack: Stack, gateway: Stub) -> None:
+    """Kills the verify replica that holds most sessions, by the replicas' own word."""
+    addresses = await _addresses(gateway, gateway_pb2.TIER_VERIFY)
+    counts = [await _num_sessions(address) for address in addresses]
+    await stack.kill_replica(addresses[counts.index(max(counts))])
+
+
+async def _kill_drafter(stack: Stack, gateway: Stub) -> None:
+    """Kills the one draft replica."""
+    (address,) = await _addresses(gateway, gateway_pb2.TIER_DRAFT)
+    await stack.kill_replica(address)
+
+
+async def _addresses(gateway: Stub, tier: gateway_pb2.Tier.ValueType) -> list[str]:
+    listed = await gateway.ListModels(gateway_pb2.ListModelsRequest())
+    return [replica.address for replica in listed.replicas if replica.tier == tier]
+
+
+async def _num_sessions(address: str) -> int:
+    async with open_channel(address) as channel:
+        reports = verify_pb2_grpc.VerifyServiceStub(channel).WatchLoad(
+            verify_pb2.VerifyServiceWatchLoadRequest()
+        )
+        async for report in reports:
+            return int(report.load.open_session_count)
+    return 0
+
+
+async def _nothing() -> None:
     """Nothing goes wrong."""
 
 

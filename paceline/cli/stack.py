@@ -152,9 +152,11 @@ class Stack:
         for process in self._processes:
             process.send(signal.SIGKILL)
 
-    def send(self, name: str, index: int, number: signal.Signals) -> None:
-        """Signals one replica of a tier, in order of start."""
-        {"verify": self._verify, "draft": self._draft}[name][index].send(number)
+    async def kill_replica(self, address: str) -> None:
+        """Ends one replica of a tier, as if its machine were lost."""
+        for process in self._verify + self._draft:
+            if await process.listening() == address:
+                process.send(signal.SIGKILL)
 
     @property
     def _processes(self) -> list[ServiceProcess]:

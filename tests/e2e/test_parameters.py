@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from paceline.cli.client import Generation, GenerationOptions, connect, generate, ids_prompt
-from paceline.v1 import gateway_pb2
+from paceline.v1 import gateway_pb2, speculation_pb2
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Running
@@ -111,7 +111,7 @@ async def test_a_parameter_acts_and_equals_plain_decoding(ending_pair: Running, 
 def test_every_field_has_its_case() -> None:
     """A parameter that is added to the contract must be added here."""
     added = gateway_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
-    sampled = added["sampling"].message_type.fields_by_name
+    sampled = speculation_pb2.SamplingParams.DESCRIPTOR.fields_by_name
     elsewhere = {"model", "prompt", "sampling", "sample_count", "speculation", "constraint"}
     elsewhere |= {"committed_token_ids", "cache_domain", "request_id"}
     assert set(CASES) - {"greedy", "regex", "grammar"} == {*added, *sampled} - elsewhere

@@ -251,7 +251,8 @@ async def test_samples_as_a_whole(servers: Servers, gateways: Gateways) -> None:
     _, client = await gateways.start([verify.address], [])
     whole = await client.complete(request(max_tokens=9, sample_count=3))
     assert [0, 1, 2] == [sample.finished.sample_index for sample in whole.samples]
-    for sample in (*whole.samples, whole):
+    answers: list[gateway_pb2.Sample | gateway_pb2.CompleteResponse] = [*whole.samples, whole]
+    for sample in answers:
         assert (SCRIPT[:9], 9) == (list(sample.token_ids), len(sample.origins))
         assert whole.text == sample.text != ""
     assert whole.finished == whole.samples[0].finished
