@@ -120,7 +120,7 @@ class Fuse:
 
 
 class Runner:
-    """Generates the prompts of one run."""
+    """Generates the prompts."""
 
     def __init__(
         self, gateway: Stub, prompts: Sequence[Sequence[int]], options: GenerationOptions
@@ -129,7 +129,7 @@ class Runner:
         self._gateway = gateway
         self._prompts = prompts
         self._options = options
-        self._num_early = max(1, options.max_tokens // 4)
+        self._num_early = max(1, options.max_tokens // 8)
         """Tokens after which a generation is under way, and may lose something."""
 
     async def run(
@@ -271,21 +271,11 @@ async def _run(runs: Runs, texts: Sequence[str]) -> list[Finding]:
 def main(prompts: Path | None, limit: int, **options: Any) -> None:
     """Exits with 1 where an id differs in exact mode, or where a way shows nothing."""
     questions = spread(read_questions(prompts) if prompts else own_questions(), limit)
+    models = {name: options[name] for name in ("target", "draft", "exact")}
+    asked = {name: options[name] for name in ("max_tokens", "seed")}
     runs = Runs(
-        StackOptions(
-            target=options["target"],
-            draft=options["draft"],
-            exact=options["exact"],
-            gateway_port=0,
-            verify_replicas=2,
-        ),
-        GenerationOptions(
-            max_tokens=options["max_tokens"],
-            temperature=0.8,
-            top_p=0.95,
-            seed=options["seed"],
-            ignore_eos=True,
-        ),
+        StackOptions(**models, gateway_port=0, verify_replicas=2),
+        GenerationOptions(**asked, temperature=0.8, top_p=0.95, ignore_eos=True),
     )
     findings = asyncio.run(_run(runs, [question.text for question in questions]))
     Console(width=120).print(table_of(findings))

@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 LONG = "100"
-"""Tokens of a text: a service is killed behind the first quarter, long before the end."""
+"""Tokens of a text: a service is killed behind the first eighth, long before the end."""
 
 
 @pytest.mark.timeout(300)
@@ -29,7 +29,5 @@ def test_a_seed_gives_one_text_in_every_way(tables: dict[str, str], tmp_path: Pa
         text=True,
         check=False,
     )
-    assert (0, "") == (done.returncode, done.stderr if done.returncode else "")
+    assert (0, "") == (done.returncode, done.stdout if done.returncode else "")
     assert f"0 flips in {16 * 2 * int(LONG)} tokens" in done.stdout
-    for loss in ("resumed", "verify killed", "draft killed"):
-        assert loss in done.stdout
