@@ -24,23 +24,24 @@ class Admission:
         return self._num_running
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Counts one generation for as long as the block runs.
+    def enter(self, count: int = 1) -> Iterator[None]:
+        """Counts generations for as long as the block runs.
 
         Raises:
-            Exhausted: as many as allowed are running.
+            Exhausted: with these there would be more than are allowed.
         """
-        if self._num_running >= self._max_generations:
+        if self._num_running + count > self._max_generations:
             raise Exhausted(
-                f"{self._num_running} generations are running, as many as this gateway takes",
+                f"{self._num_running} generations are running and {count} more are asked for; this "
+                f"gateway takes {self._max_generations}",
                 reason="TOO_MANY_GENERATIONS",
             )
-        self._num_running += 1
+        self._num_running += count
         self._idle.clear()
         try:
             yield
         finally:
-            self._num_running -= 1
+            self._num_running -= count
             if self._num_running == 0:
                 self._idle.set()
 

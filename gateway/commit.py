@@ -51,6 +51,8 @@ class Committed:
     finish_reason: FinishReason | None = None
     log_probs: tuple[TokenLogProbs, ...] = ()
     """One per id where asked for, else empty."""
+    prompt_log_probs: tuple[TokenLogProbs, ...] = ()
+    """One per id of the prompt but the first, once, where asked for."""
 
 
 class Committer:
@@ -92,6 +94,7 @@ class Committer:
             text,
             finish_reason,
             verdict.log_probs[:num_taken],
+            verdict.prompt_log_probs,
         )
 
     def _take(self, token_ids: Sequence[int]) -> tuple[int, str, FinishReason | None]:

@@ -71,6 +71,9 @@ class GatewayConfig(ServerConfig):
     max_generations: int = Field(
         256, ge=1, description="generations that may run at once; more are refused"
     )
+    max_samples: int = Field(
+        16, ge=1, description="samples of one request; each counts as a generation"
+    )
     tokenizer_cache_dir: Path = Field(
         Path("~/.cache/paceline/tokenizers"), description="directory of fetched tokenizers"
     )

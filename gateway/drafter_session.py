@@ -98,13 +98,19 @@ class DrafterSession:
         if self._task is None:
             return nothing
         proposal = await self._ask(advance)
-        if self._task.done():
+        if self._task.done() and not self._task.cancelled():
             self._task.result()
         if proposal is not None and proposal.token_ids:
             return proposal
         if advance.num_draft_tokens:
             self.fallbacks[self._absence if proposal is None else "empty"] += 1
         return nothing
+
+    def give_up(self, cause: str) -> None:
+        """Ends the session for good; this round and those that follow fall back for this cause."""
+        self.close()
+        self._absence = cause
+        self.fallbacks[cause] += 1
 
     def close(self) -> None:
         """Ends the session on its replica, at once."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.commit import Committed
 from gateway.replicas import Replica, Replicas
 from gateway.request import Generation
@@ -25,7 +27,16 @@ def started(generation: Generation, model: ModelIdentity) -> gateway_pb2.Generat
     )
 
 
-def tokens(committed: Committed) -> gateway_pb2.GenerateResponse:
+def prompt_log_probs(committed: Committed) -> gateway_pb2.GenerateResponse:
+    """The event that tells of the prompt."""
+    return gateway_pb2.GenerateResponse(
+        prompt_log_probs=gateway_pb2.PromptLogProbs(
+            log_probs=wire.encode_log_probs(committed.prompt_log_probs)
+        )
+    )
+
+
+def tokens(committed: Committed, sample_index: int) -> gateway_pb2.GenerateResponse:
     """The event of one round."""
     return gateway_pb2.GenerateResponse(
         tokens=gateway_pb2.Tokens(
@@ -33,6 +44,7 @@ def tokens(committed: Committed) -> gateway_pb2.GenerateResponse:
             origins=[_ORIGINS[origin] for origin in committed.origins],
             text=committed.text,
             log_probs=wire.encode_log_probs(committed.log_probs),
+            sample_index=sample_index,
         )
     )
 
@@ -48,12 +60,25 @@ def finished(
         finished=gateway_pb2.Finished(
             finish_reason=gateway_pb2.FinishReason.ValueType(reason.value),
             usage=gateway_pb2.Usage(
-                prompt_token_count=generation.spec.prompt_length,
+                prompt_token_count=0 if generation.shares_prompt else generation.spec.prompt_length,
                 completion_token_count=num_tokens,
             ),
             stats=stats,
+            sample_index=generation.spec.sample_index,
         )
     )
+
+
+def fill(answer: gateway_pb2.CompleteResponse, samples: Sequence[gateway_pb2.Sample]) -> None:
+    """Puts samples into a whole answer: the first into its own fields, several all together."""
+    first = samples[0]
+    answer.text = first.text
+    answer.token_ids.extend(first.token_ids)
+    answer.origins.extend(first.origins)
+    answer.log_probs.extend(first.log_probs)
+    answer.finished.CopyFrom(first.finished)
+    if len(samples) > 1:
+        answer.samples.extend(samples)
 
 
 def speculation(stats: SpeculationStats) -> gateway_pb2.GenerationStats:

@@ -36,12 +36,14 @@ class Call:
     observers: Observers
     traceparent: str = ""
     """Context of the caller's trace; empty without one."""
+    home: str = ""
+    """Address of the verify replica that is taken first, if it is there."""
 
 
 async def run_generation(
     generation: Generation, target: Target, tiers: Tiers, config: GatewayConfig, call: Call
 ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-    """Runs one generation and yields its events.
+    """Runs one generation and yields its events, from its first tokens on.
 
     Raises:
         PacelineError: it cannot go on; what was yielded is valid.
@@ -57,7 +59,6 @@ async def run_generation(
         choose_policy(generation, config), lambda: sessions.drafter.source
     )
     try:
-        yield events.started(generation, target.model)
         rounds = run_rounds(
             sessions,
             committer,
@@ -69,7 +70,9 @@ async def run_generation(
         async with aclosing(rounds):
             async for committed in rounds:
                 record.commit(committed)
-                yield events.tokens(committed)
+                if committed.prompt_log_probs:
+                    yield events.prompt_log_probs(committed)
+                yield events.tokens(committed, generation.spec.sample_index)
                 if committed.finish_reason is not None:
                     record.outcome = committed.finish_reason.name
                     yield events.finished(
@@ -115,6 +118,6 @@ def _open_sessions(
         source, target.model, config.draft_stall_s, call.deadline_s, call.traceparent
     )
     return Sessions(
-        VerifierSession(tiers.targets, generation.spec, target, bounds),
+        VerifierSession(tiers.targets, generation.spec, target, bounds, call.home),
         DrafterSession(tiers.sources, generation.spec, choice),
     )

@@ -137,6 +137,7 @@ class Record:
         _log.info(
             "generation",
             request_id=self._generation.spec.request_id,
+            sample=self._generation.spec.sample_index,
             outcome=self.outcome,
             arm=self._generation.arm,
             ab_unit=unit(self._generation),
@@ -175,7 +176,7 @@ class Record:
         return Ended(
             self.outcome,
             self._labels,
-            self._generation.spec.prompt_length,
+            0 if self._generation.shares_prompt else self._generation.spec.prompt_length,
             time.perf_counter() - self._arrived_s,
             self._token_s,
             {"verify": verifier.num_bytes, "draft": drafter.num_bytes},

@@ -137,14 +137,19 @@ class Replicas(Generic[DescriptionT]):
         *,
         excluded: Collection[str] = (),
         avoided: Collection[str] = (),
+        preferred: str = "",
     ) -> Replica[DescriptionT] | None:
-        """The least loaded ready replica that fits; an avoided one only if there is no other."""
+        """The preferred one of the ready replicas that fit, else the least loaded.
+
+        An avoided one only if there is no other.
+        """
         fitting = [
             replica
             for replica, description in self.ready()
             if replica.address not in excluded and fits(description)
         ]
         fitting = [r for r in fitting if r.address not in avoided] or fitting
+        fitting = [r for r in fitting if r.address == preferred] or fitting
         if not fitting:
             return None
         return min(fitting, key=lambda replica: (replica.num_sessions, random.random()))

@@ -20,6 +20,7 @@ from paceline.records import ModelIdentity, SamplingParams, SessionSpec, Verific
 from paceline.v1 import gateway_pb2
 
 MAX_STOP_STRINGS = 16
+MAX_SAMPLE_INDEX = 2**30
 # Tokenizing holds the event loop; above this length a thread does it.
 _LONG_TEXT_CHARACTERS = 10_000
 _UNSUPPORTED = "UNSUPPORTED_PARAMETER"
@@ -41,6 +42,18 @@ class Generation:
     """Policy of its arm; empty takes the service's."""
     arm: str = ""
     """Its arm of a comparison; empty outside of one."""
+    shares_prompt: bool = False
+    """Whether the prompt is another sample's, which counts it and tells of it."""
+
+    def samples(self, count: int) -> tuple[Generation, ...]:
+        """This sample and those that follow it, `count` in all."""
+        silent = replace(self.spec.sampling, num_prompt_log_probs=None)
+        first = self.spec.sample_index
+        others = (
+            replace(self.spec, sample_index=index, sampling=silent)
+            for index in range(first + 1, first + count)
+        )
+        return self, *(replace(self, spec=spec, shares_prompt=True) for spec in others)
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -66,7 +79,6 @@ async def read_generation(
     Raises:
         InvalidArgument: a field is malformed, unsupported or out of range; its limit is named.
     """
-    _check_unsupported(request)
     prompt = await read_prompt(request.prompt, target)
     committed = _read_committed(request, target.model)
     spec = SessionSpec(
@@ -75,6 +87,7 @@ async def read_generation(
         sampling=_read_sampling(request, target.model),
         rule=_read_rule(request, target, default_rule),
         seed=request.seed if request.HasField("seed") else secrets.randbits(64),
+        sample_index=request.first_sample_index,
         cache_domain=request.cache_domain,
         arrival_time_s=time.time(),
         request_id=request.request_id or secrets.token_hex(8),
@@ -147,13 +160,27 @@ def check_ids(token_ids: Sequence[int], model: ModelIdentity, *, field: str) -> 
     )
 
 
-def _check_unsupported(request: gateway_pb2.GenerateRequest) -> None:
-    if request.HasField("sample_count") and request.sample_count != 1:
-        if request.sample_count < 1:
-            raise InvalidArgument("sample_count", f"must be at least 1, got {request.sample_count}")
+def read_num_samples(request: gateway_pb2.GenerateRequest, limit: int) -> int:
+    """How many samples are asked for.
+
+    Raises:
+        InvalidArgument: none, or more than `limit`; or more than one of an answer to go on with.
+    """
+    num_samples = request.sample_count if request.HasField("sample_count") else 1
+    if not 1 <= num_samples <= limit:
         raise InvalidArgument(
-            "sample_count", "more than 1 is not supported by this build", reason=_UNSUPPORTED
+            "sample_count",
+            f"must be in [1, {limit}], got {num_samples}",
+            metadata={"max_samples": str(limit)},
         )
+    if num_samples > 1 and request.committed_token_ids:
+        raise InvalidArgument("sample_count", "must be 1 with committed_token_ids")
+    if not 0 <= request.first_sample_index <= MAX_SAMPLE_INDEX:
+        raise InvalidArgument(
+            "first_sample_index",
+            f"must be in [0, {MAX_SAMPLE_INDEX}], got {request.first_sample_index}",
+        )
+    return num_samples
 
 
 def _read_committed(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from gateway.commit import Committed, Committer
 from gateway.draft_length import DraftLengthPolicy
+from paceline.errors import InvalidArgument
 from paceline.records import Advance, Proposal, Verdict
 
 
@@ -29,6 +30,7 @@ class Verifier(Protocol):
 
         Raises:
             PacelineError: the session is lost and could not be reopened.
+            InvalidArgument: a field of the proposal is refused; another may be sent in its place.
         """
 
 
@@ -44,6 +46,9 @@ class Drafter(Protocol):
         Raises:
             PacelineError: the pair of models does not fit, so that no draft will ever come.
         """
+
+    def give_up(self, cause: str) -> None:
+        """Ends the session: its last proposal was refused, and every later one will be empty."""
 
 
 class Observer(Protocol):
@@ -91,7 +96,7 @@ async def run_rounds(
     proposal, length = Proposal(1, base_length), 0
     started_s = time.perf_counter()
     while True:
-        verdict = await pair.verifier.verify(proposal)
+        proposal, verdict = await _verify(pair, proposal)
         committed = committer.commit(proposal, verdict)
         observer.observe(proposal, verdict, length, time.perf_counter() - started_s)
         if proposal.token_ids:
@@ -111,6 +116,21 @@ async def run_rounds(
             proposal = await drafting
         finally:
             await _end(drafting)
+
+
+async def _verify(pair: Pair, proposal: Proposal) -> tuple[Proposal, Verdict]:
+    """The verdict on a proposal, or on an empty one where it is refused.
+
+    What is wrong with a proposal is its draft's fault, so the draft is given up and not the text.
+    """
+    try:
+        return proposal, await pair.verifier.verify(proposal)
+    except InvalidArgument as error:
+        if not proposal.token_ids or not error.field.startswith("proposal."):
+            raise
+    pair.drafter.give_up("malformed")
+    proposal = Proposal(proposal.round, proposal.base_length)
+    return proposal, await pair.verifier.verify(proposal)
 
 
 async def _end(task: asyncio.Task[Proposal]) -> None:

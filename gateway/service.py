@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
@@ -13,12 +14,13 @@ from gateway import events
 from gateway.admission import Admission
 from gateway.arms import assign
 from gateway.config import GatewayConfig
-from gateway.generation import Call, run_generation
+from gateway.generation import Call
 from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
 from gateway.record import Observers
 from gateway.replicas import Replicas
-from gateway.request import check_ids, read_generation, read_prompt
+from gateway.request import check_ids, read_generation, read_num_samples, read_prompt
+from gateway.samples import run_samples
 from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
 from gateway.watch import Watch
@@ -89,9 +91,11 @@ class GatewayService:
     async def generate(
         self, request: gateway_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
-        """Streams one generation."""
+        """Streams the samples of one prompt."""
         arrived_s = time.perf_counter()
-        with self._admission.enter():
+        limit = min(self._config.max_samples, self._config.max_generations)
+        num_samples = read_num_samples(request, limit)
+        with self._admission.enter(num_samples):
             target = choose_target(self._tiers.targets, request.model)
             generation = await read_generation(request, target, self._default_rule)
             check_source(
@@ -101,7 +105,8 @@ class GatewayService:
             observers = Observers(self._metrics, self._watch, self._tracer)
             traceparent = traceparent_of(context.invocation_metadata())
             call = Call(arrived_s, _deadline_s(context), observers, traceparent)
-            run = run_generation(generation, target, self._tiers, self._config, call)
+            samples = generation.samples(num_samples)
+            run = run_samples(samples, target, self._tiers, self._config, call)
             async with aclosing(run):
                 async for event in run:
                     yield event
@@ -109,22 +114,25 @@ class GatewayService:
     async def complete(
         self, request: gateway_pb2.CompleteRequest, context: Context
     ) -> gateway_pb2.CompleteResponse:
-        """Answers one generation as a whole."""
+        """Answers the samples of one prompt as a whole."""
         answer = gateway_pb2.CompleteResponse()
-        texts: list[str] = []
+        samples: defaultdict[int, gateway_pb2.Sample] = defaultdict(gateway_pb2.Sample)
         async with aclosing(self.generate(request.generation, context)) as run:
             async for event in run:
                 match event.WhichOneof("event"):
                     case "started":
                         answer.started.CopyFrom(event.started)
+                    case "prompt_log_probs":
+                        answer.prompt_log_probs.extend(event.prompt_log_probs.log_probs)
                     case "tokens":
-                        answer.token_ids.extend(event.tokens.token_ids)
-                        answer.origins.extend(event.tokens.origins)
-                        answer.log_probs.extend(event.tokens.log_probs)
-                        texts.append(event.tokens.text)
+                        sample = samples[event.tokens.sample_index]
+                        sample.text += event.tokens.text
+                        sample.token_ids.extend(event.tokens.token_ids)
+                        sample.origins.extend(event.tokens.origins)
+                        sample.log_probs.extend(event.tokens.log_probs)
                     case "finished":
-                        answer.finished.CopyFrom(event.finished)
-        answer.text = "".join(texts)
+                        samples[event.finished.sample_index].finished.CopyFrom(event.finished)
+        events.fill(answer, [samples[index] for index in sorted(samples)])
         return answer
 
     async def list_models(

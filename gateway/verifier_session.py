@@ -57,11 +57,14 @@ class VerifierSession:
         spec: SessionSpec,
         target: Target,
         bounds: VerifierBounds,
+        home: str = "",
     ) -> None:
         self._replicas = replicas
         self._spec = spec
         self._fingerprint = target.model.fingerprint
         self._bounds = bounds
+        self._home = home
+        """Address of the replica that is taken first, if it is there."""
         self._token_ids = list(spec.token_ids)
         self._stream: Stream | None = None
         self._is_open = False
@@ -85,10 +88,14 @@ class VerifierSession:
     async def verify(self, proposal: Proposal) -> Verdict:
         """The verdict on a proposal, from whichever replica gives it.
 
+        After a refusal of the proposal another one may be sent in its place.
+
         Raises:
             PacelineError: the proposal or the session is refused for good, or no replica was
                 found in time, or two were lost under this generation.
         """
+        if self._stream is None and self.replica is not None:
+            self.num_reopened += 1  # the last stream ended with a refusal
         try:
             verdict = await self._exchange(proposal)
         except PacelineError as error:
@@ -135,6 +142,7 @@ class VerifierSession:
             lambda target: target.model.fingerprint == self._fingerprint,
             excluded=self._refused,
             avoided=(self.replica.address,) if self.replica else (),
+            preferred=self._home,
         )
         if replica is None:
             raise Unavailable("no replica of the target is ready", reason="NO_TARGET")
@@ -147,15 +155,23 @@ class VerifierSession:
             request_id=self._spec.request_id,
             traceparent=self._bounds.traceparent,
         )
-        session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
         await self._stream.write(
             verify_pb2.VerifyRequest(
                 open=verify_pb2.VerifyOpen(
-                    session=wire.encode_session(session), model_fingerprint=self._fingerprint
+                    session=wire.encode_session(self._session()),
+                    model_fingerprint=self._fingerprint,
                 )
             )
         )
         return self._stream
+
+    def _session(self) -> SessionSpec:
+        """The session from here on; what was told of the prompt is not asked for again."""
+        session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
+        if len(session.token_ids) > len(self._spec.token_ids):
+            sampling = dataclasses.replace(session.sampling, num_prompt_log_probs=None)
+            session = dataclasses.replace(session, sampling=sampling)
+        return session
 
     async def _reopen(self, proposal: Proposal, error: PacelineError) -> Verdict:
         """Opens the session again and again, as long as the errors are of the kind that passes."""
@@ -163,8 +179,10 @@ class VerifierSession:
         give_up_s = loop.time() + self._bounds.patience_s
         delay_s = _BACKOFF_S
         while True:
-            self._judge(error)
-            self.close()
+            try:
+                self._judge(error)
+            finally:
+                self.close()
             pause_s = delay_s * random.uniform(0.5, 1.0)
             if isinstance(error, Exhausted):
                 pause_s += error.retry_after_s

@@ -96,6 +96,8 @@ class SamplingParams:
     num_log_probs: int | None = None
     """Likeliest tokens told with each token's log-probability; None tells no log-probability."""
     constraint: Constraint | None = None
+    num_prompt_log_probs: int | None = None
+    """The same as `num_log_probs` for the tokens of the prompt."""
 
     @property
     def is_greedy(self) -> bool:
@@ -136,6 +138,7 @@ class SessionSpec:
     rule: VerificationRule
     seed: int
     sample_index: int = 0
+    """Among the samples of one request; with the seed it keys every draw."""
     cache_domain: str = ""
     arrival_time_s: float = 0.0
     """Unix time at which the generation, not this stream, arrived."""
@@ -195,6 +198,8 @@ class Verdict:
     load: ReplicaLoad = field(default_factory=ReplicaLoad)
     log_probs: tuple[TokenLogProbs, ...] = ()
     """One per token that it commits where asked for, else empty."""
+    prompt_log_probs: tuple[TokenLogProbs, ...] = ()
+    """One per token of the prompt but the first, with a stream's first verdict where asked for."""
 
 
 @dataclass(frozen=True, slots=True)

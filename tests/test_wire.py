@@ -57,6 +57,7 @@ SESSION = SessionSpec(
         min_tokens=4,
         banned_sequences=((1,), (2, 3)),
         num_log_probs=0,
+        num_prompt_log_probs=3,
     ),
     rule=VerificationRule.REJECTION_TOKEN,
     seed=2**64 - 1,
@@ -68,7 +69,7 @@ SESSION = SessionSpec(
 LOAD = ReplicaLoad(1, 2, 3, 4, 5, True)
 PROPOSAL = Proposal(2, 10, (4, 5), LawEncoding.SPARSE, b"\x00\xff", 0.25)
 LOG_PROBS = (TokenLogProbs(-0.5), TokenLogProbs(-1.5, (7, 2), (-0.25, -2.0)))
-VERDICT = Verdict(2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD, LOG_PROBS)
+VERDICT = Verdict(2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD, LOG_PROBS, LOG_PROBS[1:])
 ADVANCE = Advance(3, 12, (4, 9), 6)
 
 
@@ -212,20 +213,13 @@ def test_top_k_out_of_range(top_k: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("prompt_log_prob_count", 0),
-    ],
-)
-def test_unsupported_parameter(name: str, value: Any) -> None:
-    """B30: what would change the law and is not served is refused, never ignored."""
-    error = refused(
-        wire.decode_sampling,
-        speculation_pb2.SamplingParams(**{name: value}),
-        field="session.sampling",
+def test_negative_sample_index() -> None:
+    """An index is a key of draws; a negative one would be another sample's."""
+    error = refused(wire.decode_session, session_message(sample_index=-1))
+    assert ("session.sample_index", "must be at least 0, got -1") == (
+        error.field,
+        error.description,
     )
-    assert (f"session.sampling.{name}", "UNSUPPORTED_PARAMETER") == (error.field, error.reason)
 
 
 @pytest.mark.parametrize(

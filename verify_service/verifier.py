@@ -22,12 +22,16 @@ from paceline.records import (
     ModelIdentity,
     Opened,
     Proposal,
+    SamplingParams,
     SessionSpec,
     TokenLogProbs,
     Verdict,
     VerificationRule,
 )
 from paceline.tier import check_token_ids, open_matcher, open_sequence
+
+# For rows of which nobody reads the law: the cheapest one, beside the raw logits.
+_RAW = SamplingParams(temperature=0.0, num_log_probs=0)
 
 
 class Verifier:
@@ -71,7 +75,7 @@ class VerifySession:
         self._spec = spec
         self._sequence = sequence
         self._matcher = matcher
-        self._draws = Draws(spec.seed)
+        self._draws = Draws(spec.seed, spec.sample_index)
         self._noise = Noise(spec.seed, spec.sample_index)
         self._round = 0
         self._committed_length = len(spec.token_ids)
@@ -99,9 +103,10 @@ class VerifySession:
         self._verifier.engine.close(self._sequence)
 
     def _judge(self, proposal: Proposal) -> Job[Verdict]:
-        """The engine's part: on its thread, one yield for the forward pass."""
+        """The engine's part: on its thread, one yield for the forward pass over the proposal."""
         sequence, token_ids = self._sequence, proposal.token_ids
         draft_laws = self._read_laws(proposal)
+        prompt_log_probs = yield from self._prompt_log_probs(proposal.round)
         sequence.append(token_ids)
         extended = yield Extend(
             len(sequence), len(token_ids) + 1, self._spec.sampling, self._matcher
@@ -122,7 +127,26 @@ class VerifySession:
             forward_s=extended.forward_s,
             load=self._verifier.engine.load,
             log_probs=self._log_probs(extended, proposal.base_length),
+            prompt_log_probs=prompt_log_probs,
         )
+
+    def _prompt_log_probs(self, number: int) -> Job[tuple[TokenLogProbs, ...]]:
+        """Those of the prompt, in the first round, where the session asks for them.
+
+        Its rows run whether they are cached or not, as many at once as a proposal has: so they wait
+        for no more room in a step than a decode does, and their logits are few.
+        """
+        num_top = self._spec.sampling.num_prompt_log_probs
+        if num_top is None or number != 1:
+            return ()
+        prompt = self._sequence.token_ids[: self._spec.prompt_length]
+        found: list[TokenLogProbs] = []
+        while (start := len(found)) < len(prompt) - 1:
+            end = min(start + self._verifier.max_draft_tokens + 1, len(prompt) - 1)
+            extended = yield Extend(end, end - start, _RAW)
+            assert extended.logits is not None, "they were asked for"
+            found += token_log_probs(extended.logits, prompt[start + 1 : end + 1], num_top)
+        return tuple(found)
 
     def _log_probs(self, extended: Extended, base_length: int) -> tuple[TokenLogProbs, ...]:
         """Those of what was just committed, where the session asks for them."""

@@ -81,7 +81,7 @@ class ModelDraftSession:
         self._sequence = sequence
         self._matcher = matcher
         self._rule = spec.rule
-        self._draws = Draws(spec.seed)
+        self._draws = Draws(spec.seed, spec.sample_index)
         self._noise = Noise(spec.seed, spec.sample_index)
         self._committed = CommittedLength(len(spec.token_ids))
         self.opened = Opened(

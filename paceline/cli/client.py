@@ -6,6 +6,7 @@ Knows the messages of gateway.proto and nothing of the two tiers behind it. Fail
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,9 @@ class GenerationOptions:
     """Likeliest tokens told with each token's log-probability; None tells none."""
     constraint: tuple[str, str] | None = None
     """(json_schema, regex or grammar; its text) that the output must meet."""
+    num_samples: int | None = None
+    num_prompt_log_probs: int | None = None
+    """The same as `num_log_probs` for the prompt."""
 
     def request(self, prompt: gateway_pb2.Prompt) -> gateway_pb2.GenerateRequest:
         """The message for one prompt."""
@@ -81,11 +85,13 @@ class GenerationOptions:
                 logit_bias=dict(self.logit_bias),
                 min_tokens=self.min_tokens,
                 log_prob_count=self.num_log_probs,
+                prompt_log_prob_count=self.num_prompt_log_probs,
                 constraint=speculation_pb2.Constraint(**form) if form else None,
             ),
             max_tokens=self.max_tokens,
             stop_strings=self.stop,
             seed=self.seed,
+            sample_count=self.num_samples,
             speculation=gateway_pb2.SpeculationParams(
                 draft_source=self.draft,
                 draft_token_count=self.num_draft_tokens,
@@ -106,6 +112,8 @@ class Generation:
     finished: gateway_pb2.Finished
     log_probs: tuple[speculation_pb2.TokenLogProbs, ...] = ()
     """One per id where asked for, else empty."""
+    prompt_log_probs: tuple[speculation_pb2.TokenLogProbs, ...] = ()
+    """One per id of the prompt but the first where asked for; with the first sample."""
 
     @property
     def stats(self) -> gateway_pb2.GenerationStats:
@@ -115,7 +123,11 @@ class Generation:
     def as_json(self) -> dict[str, Any]:
         """The object that `paceline generate --json` prints."""
         reason = gateway_pb2.FinishReason.Name(self.finished.finish_reason)
-        told = {"log_probs": _log_probs_as_json(self.log_probs)} if self.log_probs else {}
+        told = {
+            name: _log_probs_as_json(values)
+            for name in ("log_probs", "prompt_log_probs")
+            if (values := getattr(self, name))
+        }
         return {
             "text": self.text,
             "token_ids": list(self.token_ids),
@@ -182,24 +194,39 @@ async def generate(
     gateway: Stub, request: gateway_pb2.GenerateRequest, on_tokens: OnTokens | None = None
 ) -> Generation:
     """Runs one generation to its end, handing each Tokens event to `on_tokens` as it comes."""
-    started, finished = gateway_pb2.Started(), gateway_pb2.Finished()
-    text: list[str] = []
-    token_ids: list[int] = []
-    origins: list[int] = []
-    log_probs: list[speculation_pb2.TokenLogProbs] = []
+    (generation,) = await generate_samples(gateway, request, on_tokens)
+    return generation
+
+
+async def generate_samples(
+    gateway: Stub, request: gateway_pb2.GenerateRequest, on_tokens: OnTokens | None = None
+) -> list[Generation]:
+    """The same for every sample that the request asks for, in order of their indices."""
+    started = gateway_pb2.Started()
+    prompt: list[speculation_pb2.TokenLogProbs] = []
+    pieces: defaultdict[int, list[gateway_pb2.Tokens]] = defaultdict(list)
+    finished: dict[int, gateway_pb2.Finished] = {}
     async for event in gateway.Generate(request):
         match event.WhichOneof("event"):
             case "started":
                 started = event.started
+            case "prompt_log_probs":
+                prompt += event.prompt_log_probs.log_probs
             case "tokens":
-                text.append(event.tokens.text)
-                token_ids += event.tokens.token_ids
-                origins += event.tokens.origins
-                log_probs += event.tokens.log_probs
+                pieces[event.tokens.sample_index].append(event.tokens)
                 if on_tokens is not None:
                     await on_tokens(event.tokens)
             case "finished":
-                finished = event.finished
-    return Generation(
-        "".join(text), tuple(token_ids), tuple(origins), started, finished, tuple(log_probs)
-    )
+                finished[event.finished.sample_index] = event.finished
+    return [
+        Generation(
+            "".join(one.text for one in pieces[index]),
+            tuple(token_id for one in pieces[index] for token_id in one.token_ids),
+            tuple(origin for one in pieces[index] for origin in one.origins),
+            started,
+            finished[index],
+            tuple(each for one in pieces[index] for each in one.log_probs),
+            () if number else tuple(prompt),
+        )
+        for number, index in enumerate(sorted(finished))
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,8 @@ from paceline.cli.client import (
     GenerationOptions,
     chat_prompt,
     connect,
+    generate_samples,
     text_prompt,
-)
-from paceline.cli.client import (
-    generate as run_generation,
 )
 from paceline.cli.options import address_option, collect, generation_options, json_option
 from paceline.cli.stream import stream
@@ -41,14 +40,34 @@ _LONGEST_PATH = 255
     show_default="none",
     help="Log-probability of each token, with those of the N likeliest; needs --json.",
 )
+@click.option(
+    "--prompt-logprobs",
+    "num_prompt_log_probs",
+    type=click.INT,
+    default=None,
+    show_default="none",
+    help="The same for the tokens of the prompt; needs --json.",
+)
+@click.option(
+    "--n",
+    "num_samples",
+    type=click.INT,
+    default=None,
+    show_default="1",
+    help="Number of samples, each printed when all have ended.",
+)
 @click.option("--json-schema", metavar="FILE|TEXT", help="JSON schema that the output meets.")
 @click.option("--regex", metavar="TEXT", help="Regular expression that the output matches.")
 @click.option("--grammar", metavar="FILE|TEXT", help="Grammar (GBNF or Lark) of the output.")
 @json_option
 def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any) -> None:
     """Generates from PROMPT, one user turn of the chat template; `-` reads standard input."""
-    if options["num_log_probs"] is not None and not as_json:
-        raise click.UsageError("--logprobs needs --json")
+    for name, flag in (
+        ("num_log_probs", "--logprobs"),
+        ("num_prompt_log_probs", "--prompt-logprobs"),
+    ):
+        if options[name] is not None and not as_json:
+            raise click.UsageError(f"{flag} needs --json")
     options["constraint"] = _read_constraint(options)
     text = sys.stdin.read() if prompt == "-" else prompt
     message = text_prompt(text) if raw else chat_prompt([("user", text)])
@@ -78,12 +97,26 @@ async def _generate(
     async with connect(address) as gateway:
         request = options.request(prompt)
         if as_json:
-            generation = await run_generation(gateway, request)
-            click.echo(json.dumps(generation.as_json(), ensure_ascii=False))
-            return
-        generation = await stream(gateway, request)
-        if sys.stdout.isatty():
-            click.echo(click.style(summary(generation), dim=True), err=True)
+            generations = await generate_samples(gateway, request)
+            is_one = options.num_samples is None
+            answer = generations[0].as_json() if is_one else samples_as_json(generations)
+            click.echo(json.dumps(answer, ensure_ascii=False))
+        elif options.num_samples is not None:
+            for generation in await generate_samples(gateway, request):
+                index = generation.finished.sample_index
+                click.echo(f"{click.style(f'sample {index}', bold=True)}\n{generation.text}\n")
+        else:
+            generation = await stream(gateway, request)
+            if sys.stdout.isatty():
+                click.echo(click.style(summary(generation), dim=True), err=True)
+
+
+def samples_as_json(generations: Sequence[Generation]) -> dict[str, Any]:
+    """The object that `--n` prints with `--json`: every sample, and the tokens of the call."""
+    samples = [generation.as_json() for generation in generations]
+    names = ("prompt_tokens", "completion_tokens")
+    usage = {name: sum(sample["usage"][name] for sample in samples) for name in names}
+    return {"usage": usage, "samples": samples}
 
 
 def summary(generation: Generation) -> str:

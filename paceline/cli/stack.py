@@ -155,6 +155,12 @@ class Stack:
         for process in self._processes:
             process.send(signal.SIGKILL)
 
+    async def kill_replica(self, address: str) -> None:
+        """Ends one replica of a tier, as if its machine were lost."""
+        for process in self._verify + self._draft:
+            if await process.listening() == address:
+                process.send(signal.SIGKILL)
+
     @property
     def _processes(self) -> list[ServiceProcess]:
         return self._verify + self._draft + self._gateway

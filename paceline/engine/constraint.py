@@ -7,6 +7,7 @@ known here alone. It knows no logits and no law.
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import zipfile
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # exists in the stub alone
 
 Mask = npt.NDArray[np.bool_]
+
+LIBRARY_VERSION = importlib.metadata.version("llguidance")
+"""Of the grammar library: another one may allow other tokens, or write JSON in another style."""
 
 _FIELD = "session.sampling.constraint"
 # As most models write JSON: free whitespace would let them fill lines with it for ever, and a

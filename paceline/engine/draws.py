@@ -1,6 +1,7 @@
 """Randomness as a function of a key: who asks when, and how often, changes nothing.
 
-Every draw of a session is keyed by (seed, base length, position, role). Position alone is not
+Every draw of a session is keyed by its seed and the index of its sample, and by (base length,
+position, role). Position alone is not
 enough: the block rule spends draws behind the last accepted token, and the next round would meet
 them again. It knows no law and no model.
 """
@@ -29,12 +30,18 @@ class Role(enum.IntEnum):
 class Draws:
     """The draws of one session.
 
-    BLAKE2b keyed with the seed: integer arithmetic only, so the same on every machine.
+    BLAKE2b keyed with the seed and salted with the sample: integer arithmetic only, so the same on
+    every machine.
     """
 
-    def __init__(self, seed: int) -> None:
-        """Args: seed: Any unsigned 64-bit integer."""
-        self._keyed = hashlib.blake2b(digest_size=8, key=struct.pack("<Q", seed), person=_DOMAIN)
+    def __init__(self, seed: int, sample_index: int = 0) -> None:
+        """Args: seed: Any unsigned 64-bit integer. sample_index: Among the samples of a request."""
+        self._keyed = hashlib.blake2b(
+            digest_size=8,
+            key=struct.pack("<Q", seed),
+            salt=struct.pack("<Q", sample_index),
+            person=_DOMAIN,
+        )
 
     def bits(self, base_length: int, position: int, role: Role) -> int:
         """Returns 64 uniform bits.

@@ -12,11 +12,12 @@ import json
 import torch
 from transformers import PreTrainedModel
 
+from paceline.engine.constraint import LIBRARY_VERSION
 from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.table_model import TableModel
 
-_RULES_VERSION = f"rules=1 noise={NOISE_VERSION}"
-"""Versions of the verification rules and of the shared noise that this build computes."""
+_RULES_VERSION = f"rules=1 noise={NOISE_VERSION} constraints={LIBRARY_VERSION}"
+"""Versions of what this build computes: verification rules, shared noise, masks of constraints."""
 _SAMPLES_PER_PARAMETER = 4096
 # What a configuration says about its writer, not about the computation.
 _BYSTANDERS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from paceline.v1 import speculation_pb2 as paceline_dot_v1_dot_speculation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/gateway.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpaceline/v1/speculation.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xca\x01\n\x11SpeculationParams\x12\x14\n\x0c\x64raft_source\x18\x01 \x01(\t\x12\x1e\n\x11\x64raft_token_count\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\"\n\x15max_draft_token_count\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12+\n\x04rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRuleB\x14\n\x12_draft_token_countB\x18\n\x16_max_draft_token_count\"\x8c\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0csample_count\x18\x08 \x01(\x05H\x02\x88\x01\x01\x12\x33\n\x0bspeculation\x18\t \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x1b\n\x13\x63ommitted_token_ids\x18\n \x03(\r\x12\x14\n\x0c\x63\x61\x63he_domain\x18\x0b \x01(\t\x12\x12\n\nrequest_id\x18\x0c \x01(\tB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0f\n\r_sample_count\"\x96\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.paceline.v1.StartedH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.paceline.v1.TokensH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.paceline.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"p\n\x07Started\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\x83\x01\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x07origins\x18\x02 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x0c\n\x04text\x18\x03 \x01(\t\x12-\n\tlog_probs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\"\x8c\x01\n\x08\x46inished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Usage\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\x05\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\x05\"\xe0\x05\n\x0fGenerationStats\x12\x13\n\x0bround_count\x18\x01 \x01(\x05\x12\x19\n\x11plain_round_count\x18\x02 \x01(\x05\x12\x1b\n\x13\x64rafted_token_count\x18\x03 \x01(\x05\x12\x1c\n\x14\x61\x63\x63\x65pted_token_count\x18\x04 \x01(\x05\x12!\n\x19\x64rafted_count_by_position\x18\x05 \x03(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_count_by_position\x18\x06 \x03(\x05\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x07 \x01(\x01\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x08 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12\x36\n\x13time_to_first_token\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12round_duration_p50\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x15overhead_duration_p50\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x64raft_duration\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fverify_duration\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14wire_bytes_per_token\x18\x0f \x01(\x01\x12>\n\tfallbacks\x18\x10 \x03(\x0b\x32+.paceline.v1.GenerationStats.FallbacksEntry\x12\x16\n\x0ereopened_count\x18\x11 \x01(\x05\x12\x14\n\x0c\x64raft_source\x18\x12 \x01(\t\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"C\n\x0f\x43ompleteRequest\x12\x30\n\ngeneration\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateRequest\"\xdd\x01\n\x10\x43ompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12-\n\tlog_probs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\x12%\n\x07started\x18\x05 \x01(\x0b\x32\x14.paceline.v1.Started\x12\'\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Finished\"\x13\n\x11ListModelsRequest\"f\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ServedModel\x12&\n\x08replicas\x18\x02 \x03(\x0b\x32\x14.paceline.v1.Replica\"O\n\x0bServedModel\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x15\n\rdraft_sources\x18\x02 \x03(\t\"\xf2\x01\n\x07Replica\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.paceline.v1.Tier\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.paceline.v1.ReplicaLoad\x12\x15\n\rdraft_sources\x18\x06 \x03(\t\x12\x1b\n\x13\x64rafted_token_count\x18\x07 \x01(\x03\x12\x1c\n\x14\x61\x63\x63\x65pted_token_count\x18\x08 \x01(\x03\"E\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\xa8\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_DRAFT\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x12\x17\n\x13TOKEN_ORIGIN_FORCED\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*=\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0e\n\nTIER_DRAFT\x10\x01\x12\x0f\n\x0bTIER_VERIFY\x10\x02\x32\x8b\x03\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x43omplete\x12\x1c.paceline.v1.CompleteRequest\x1a\x1d.paceline.v1.CompleteResponse\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponse\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/gateway.proto\x12\x0bpaceline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dpaceline/v1/speculation.proto\"o\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x11.paceline.v1.ChatH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.paceline.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xca\x01\n\x11SpeculationParams\x12\x14\n\x0c\x64raft_source\x18\x01 \x01(\t\x12\x1e\n\x11\x64raft_token_count\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\"\n\x15max_draft_token_count\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12+\n\x04rule\x18\x04 \x01(\x0e\x32\x1d.paceline.v1.VerificationRuleB\x14\n\x12_draft_token_countB\x18\n\x16_max_draft_token_count\"\xa8\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Prompt\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x0cstop_strings\x18\x05 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x06 \x01(\x08\x12\x11\n\x04seed\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x19\n\x0csample_count\x18\x08 \x01(\x05H\x02\x88\x01\x01\x12\x33\n\x0bspeculation\x18\t \x01(\x0b\x32\x1e.paceline.v1.SpeculationParams\x12\x1b\n\x13\x63ommitted_token_ids\x18\n \x03(\r\x12\x14\n\x0c\x63\x61\x63he_domain\x18\x0b \x01(\t\x12\x12\n\nrequest_id\x18\x0c \x01(\t\x12\x1a\n\x12\x66irst_sample_index\x18\r \x01(\x05\x42\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0f\n\r_sample_count\"\xcf\x01\n\x10GenerateResponse\x12\'\n\x07started\x18\x01 \x01(\x0b\x32\x14.paceline.v1.StartedH\x00\x12%\n\x06tokens\x18\x02 \x01(\x0b\x32\x13.paceline.v1.TokensH\x00\x12)\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x15.paceline.v1.FinishedH\x00\x12\x37\n\x10prompt_log_probs\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.PromptLogProbsH\x00\x42\x07\n\x05\x65vent\"p\n\x07Started\x12\x18\n\x10prompt_token_ids\x18\x01 \x03(\r\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"\x99\x01\n\x06Tokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12)\n\x07origins\x18\x02 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12\x0c\n\x04text\x18\x03 \x01(\t\x12-\n\tlog_probs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\x12\x14\n\x0csample_index\x18\x05 \x01(\x05\"?\n\x0ePromptLogProbs\x12-\n\tlog_probs\x18\x01 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\"\xa2\x01\n\x08\x46inished\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.paceline.v1.Usage\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\x12\x14\n\x0csample_index\x18\x04 \x01(\x05\"C\n\x05Usage\x12\x1a\n\x12prompt_token_count\x18\x01 \x01(\x05\x12\x1e\n\x16\x63ompletion_token_count\x18\x02 \x01(\x05\"\xe0\x05\n\x0fGenerationStats\x12\x13\n\x0bround_count\x18\x01 \x01(\x05\x12\x19\n\x11plain_round_count\x18\x02 \x01(\x05\x12\x1b\n\x13\x64rafted_token_count\x18\x03 \x01(\x05\x12\x1c\n\x14\x61\x63\x63\x65pted_token_count\x18\x04 \x01(\x05\x12!\n\x19\x64rafted_count_by_position\x18\x05 \x03(\x05\x12\"\n\x1a\x61\x63\x63\x65pted_count_by_position\x18\x06 \x03(\x05\x12\x17\n\x0f\x61\x63\x63\x65ptance_rate\x18\x07 \x01(\x01\x12\x19\n\x11\x61\x63\x63\x65ptance_length\x18\x08 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\t \x01(\x01\x12\x36\n\x13time_to_first_token\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12round_duration_p50\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x38\n\x15overhead_duration_p50\x18\x0c \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0e\x64raft_duration\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fverify_duration\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x1c\n\x14wire_bytes_per_token\x18\x0f \x01(\x01\x12>\n\tfallbacks\x18\x10 \x03(\x0b\x32+.paceline.v1.GenerationStats.FallbacksEntry\x12\x16\n\x0ereopened_count\x18\x11 \x01(\x05\x12\x14\n\x0c\x64raft_source\x18\x12 \x01(\t\x1a\x30\n\x0e\x46\x61llbacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"C\n\x0f\x43ompleteRequest\x12\x30\n\ngeneration\x18\x01 \x01(\x0b\x32\x1c.paceline.v1.GenerateRequest\"\xb9\x02\n\x10\x43ompleteResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12-\n\tlog_probs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\x12%\n\x07started\x18\x05 \x01(\x0b\x32\x14.paceline.v1.Started\x12\'\n\x08\x66inished\x18\x06 \x01(\x0b\x32\x15.paceline.v1.Finished\x12\x34\n\x10prompt_log_probs\x18\x07 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\x12$\n\x07samples\x18\x08 \x03(\x0b\x32\x13.paceline.v1.Sample\"\xac\x01\n\x06Sample\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12)\n\x07origins\x18\x03 \x03(\x0e\x32\x18.paceline.v1.TokenOrigin\x12-\n\tlog_probs\x18\x04 \x03(\x0b\x32\x1a.paceline.v1.TokenLogProbs\x12\'\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Finished\"\x13\n\x11ListModelsRequest\"f\n\x12ListModelsResponse\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ServedModel\x12&\n\x08replicas\x18\x02 \x03(\x0b\x32\x14.paceline.v1.Replica\"O\n\x0bServedModel\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x15\n\rdraft_sources\x18\x02 \x03(\t\"\xf2\x01\n\x07Replica\x12\x1f\n\x04tier\x18\x01 \x01(\x0e\x32\x11.paceline.v1.Tier\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08is_ready\x18\x03 \x01(\x08\x12)\n\x05model\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.paceline.v1.ReplicaLoad\x12\x15\n\rdraft_sources\x18\x06 \x03(\t\x12\x1b\n\x13\x64rafted_token_count\x18\x07 \x01(\x03\x12\x1c\n\x14\x61\x63\x63\x65pted_token_count\x18\x08 \x01(\x03\"E\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06prompt\x18\x02 \x01(\x0b\x32\x13.paceline.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t*\xa8\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x16\n\x12TOKEN_ORIGIN_DRAFT\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x12\x17\n\x13TOKEN_ORIGIN_FORCED\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*=\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0e\n\nTIER_DRAFT\x10\x01\x12\x0f\n\x0bTIER_VERIFY\x10\x02\x32\x8b\x03\n\x0eGatewayService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12G\n\x08\x43omplete\x12\x1c.paceline.v1.CompleteRequest\x1a\x1d.paceline.v1.CompleteResponse\x12M\n\nListModels\x12\x1e.paceline.v1.ListModelsRequest\x1a\x1f.paceline.v1.ListModelsResponse\x12G\n\x08Tokenize\x12\x1c.paceline.v1.TokenizeRequest\x1a\x1d.paceline.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.paceline.v1.DetokenizeRequest\x1a\x1f.paceline.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATIONSTATS_FALLBACKSENTRY']._loaded_options = None
   _globals['_GENERATIONSTATS_FALLBACKSENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENORIGIN']._serialized_start=3249
-  _globals['_TOKENORIGIN']._serialized_end=3417
-  _globals['_FINISHREASON']._serialized_start=3419
-  _globals['_FINISHREASON']._serialized_end=3514
-  _globals['_TIER']._serialized_start=3516
-  _globals['_TIER']._serialized_end=3577
+  _globals['_TOKENORIGIN']._serialized_start=3710
+  _globals['_TOKENORIGIN']._serialized_end=3878
+  _globals['_FINISHREASON']._serialized_start=3880
+  _globals['_FINISHREASON']._serialized_end=3975
+  _globals['_TIER']._serialized_start=3977
+  _globals['_TIER']._serialized_end=4038
   _globals['_PROMPT']._serialized_start=105
   _globals['_PROMPT']._serialized_end=216
   _globals['_CHAT']._serialized_start=218
@@ -52,41 +52,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONPARAMS']._serialized_start=348
   _globals['_SPECULATIONPARAMS']._serialized_end=550
   _globals['_GENERATEREQUEST']._serialized_start=553
-  _globals['_GENERATEREQUEST']._serialized_end=949
-  _globals['_GENERATERESPONSE']._serialized_start=952
-  _globals['_GENERATERESPONSE']._serialized_end=1102
-  _globals['_STARTED']._serialized_start=1104
-  _globals['_STARTED']._serialized_end=1216
-  _globals['_TOKENS']._serialized_start=1219
-  _globals['_TOKENS']._serialized_end=1350
-  _globals['_FINISHED']._serialized_start=1353
-  _globals['_FINISHED']._serialized_end=1493
-  _globals['_USAGE']._serialized_start=1495
-  _globals['_USAGE']._serialized_end=1562
-  _globals['_GENERATIONSTATS']._serialized_start=1565
-  _globals['_GENERATIONSTATS']._serialized_end=2301
-  _globals['_GENERATIONSTATS_FALLBACKSENTRY']._serialized_start=2253
-  _globals['_GENERATIONSTATS_FALLBACKSENTRY']._serialized_end=2301
-  _globals['_COMPLETEREQUEST']._serialized_start=2303
-  _globals['_COMPLETEREQUEST']._serialized_end=2370
-  _globals['_COMPLETERESPONSE']._serialized_start=2373
-  _globals['_COMPLETERESPONSE']._serialized_end=2594
-  _globals['_LISTMODELSREQUEST']._serialized_start=2596
-  _globals['_LISTMODELSREQUEST']._serialized_end=2615
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2617
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2719
-  _globals['_SERVEDMODEL']._serialized_start=2721
-  _globals['_SERVEDMODEL']._serialized_end=2800
-  _globals['_REPLICA']._serialized_start=2803
-  _globals['_REPLICA']._serialized_end=3045
-  _globals['_TOKENIZEREQUEST']._serialized_start=3047
-  _globals['_TOKENIZEREQUEST']._serialized_end=3116
-  _globals['_TOKENIZERESPONSE']._serialized_start=3118
-  _globals['_TOKENIZERESPONSE']._serialized_end=3155
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3157
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3210
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3212
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3246
-  _globals['_GATEWAYSERVICE']._serialized_start=3580
-  _globals['_GATEWAYSERVICE']._serialized_end=3975
+  _globals['_GENERATEREQUEST']._serialized_end=977
+  _globals['_GENERATERESPONSE']._serialized_start=980
+  _globals['_GENERATERESPONSE']._serialized_end=1187
+  _globals['_STARTED']._serialized_start=1189
+  _globals['_STARTED']._serialized_end=1301
+  _globals['_TOKENS']._serialized_start=1304
+  _globals['_TOKENS']._serialized_end=1457
+  _globals['_PROMPTLOGPROBS']._serialized_start=1459
+  _globals['_PROMPTLOGPROBS']._serialized_end=1522
+  _globals['_FINISHED']._serialized_start=1525
+  _globals['_FINISHED']._serialized_end=1687
+  _globals['_USAGE']._serialized_start=1689
+  _globals['_USAGE']._serialized_end=1756
+  _globals['_GENERATIONSTATS']._serialized_start=1759
+  _globals['_GENERATIONSTATS']._serialized_end=2495
+  _globals['_GENERATIONSTATS_FALLBACKSENTRY']._serialized_start=2447
+  _globals['_GENERATIONSTATS_FALLBACKSENTRY']._serialized_end=2495
+  _globals['_COMPLETEREQUEST']._serialized_start=2497
+  _globals['_COMPLETEREQUEST']._serialized_end=2564
+  _globals['_COMPLETERESPONSE']._serialized_start=2567
+  _globals['_COMPLETERESPONSE']._serialized_end=2880
+  _globals['_SAMPLE']._serialized_start=2883
+  _globals['_SAMPLE']._serialized_end=3055
+  _globals['_LISTMODELSREQUEST']._serialized_start=3057
+  _globals['_LISTMODELSREQUEST']._serialized_end=3076
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3078
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3180
+  _globals['_SERVEDMODEL']._serialized_start=3182
+  _globals['_SERVEDMODEL']._serialized_end=3261
+  _globals['_REPLICA']._serialized_start=3264
+  _globals['_REPLICA']._serialized_end=3506
+  _globals['_TOKENIZEREQUEST']._serialized_start=3508
+  _globals['_TOKENIZEREQUEST']._serialized_end=3577
+  _globals['_TOKENIZERESPONSE']._serialized_start=3579
+  _globals['_TOKENIZERESPONSE']._serialized_end=3616
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3618
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3671
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3673
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3707
+  _globals['_GATEWAYSERVICE']._serialized_start=4041
+  _globals['_GATEWAYSERVICE']._serialized_end=4436
 # @@protoc_insertion_point(module_scope)

@@ -276,6 +276,7 @@ class GenerateRequest(_message.Message):
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_DOMAIN_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FIRST_SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Empty takes the only one, or the first listed."""
     max_tokens: _builtins.int
@@ -288,14 +289,20 @@ class GenerateRequest(_message.Message):
     """Seed of the draws, all 64 bits in use. Under COUPLED the output is a function of model, prompt,
     parameters and seed, whatever the draft does. Under the other rules it repeats only where every
     proposal does: a pinned draft_token_count, the same draft and no fallbacks. Unset draws a fresh
-    one, reported in Started.
+    one, reported in Started. The draws of sample i are keyed by seed and i.
     """
     sample_count: _builtins.int
-    """Number of independent samples, at least 1. Unset means 1."""
+    """Number of independent samples, in [1, what the service allows]. Unset means 1. Each counts as a
+    generation; all run on one verify replica, which runs the prompt once.
+    """
     cache_domain: _builtins.str
     """Tenant salt of the prefix cache. Empty shares within the empty domain."""
     request_id: _builtins.str
     """The client's id for this request, for logs. Empty lets the gateway make one."""
+    first_sample_index: _builtins.int
+    """Index of the first sample, at least 0: with the seed of another call, the sample of that index
+    is drawn again by itself.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """The prompt. Must be set."""
@@ -315,7 +322,8 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Output tokens of an earlier attempt to go on from; the same other fields must be sent.
-        max_tokens still counts from the prompt. Needs a prompt of token ids.
+        max_tokens still counts from the prompt. Needs a prompt of token ids and one sample, the one
+        that first_sample_index names.
         """
 
     def __init__(
@@ -333,10 +341,11 @@ class GenerateRequest(_message.Message):
         committed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cache_domain: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        first_sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_sample_count", b"_sample_count", "_seed", b"_seed", "max_tokens", b"max_tokens", "prompt", b"prompt", "sample_count", b"sample_count", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_sample_count", b"_sample_count", "_seed", b"_seed", "cache_domain", b"cache_domain", "committed_token_ids", b"committed_token_ids", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sample_count", b"sample_count", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop_strings", b"stop_strings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_sample_count", b"_sample_count", "_seed", b"_seed", "cache_domain", b"cache_domain", "committed_token_ids", b"committed_token_ids", "first_sample_index", b"first_sample_index", "include_stop", b"include_stop", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "request_id", b"request_id", "sample_count", b"sample_count", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop_strings", b"stop_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -362,6 +371,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___Started:
         """First."""
@@ -372,7 +382,11 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """Last, of a generation that ended well."""
+        """Last of each sample, if it ended well."""
+
+    @_builtins.property
+    def prompt_log_probs(self) -> Global___PromptLogProbs:
+        """Once, before the first Tokens, where asked for and where the prompt has more than one id."""
 
     def __init__(
         self,
@@ -380,12 +394,13 @@ class GenerateResponse(_message.Message):
         started: Global___Started | None = ...,
         tokens: Global___Tokens | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_log_probs: Global___PromptLogProbs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt_log_probs", b"prompt_log_probs", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "finished", b"finished", "prompt_log_probs", b"prompt_log_probs", "started", b"started", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "tokens", "finished", "prompt_log_probs"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -439,8 +454,11 @@ class Tokens(_message.Message):
     ORIGINS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOG_PROBS_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The next piece of the text. All pieces together are the text."""
+    sample_index: _builtins.int
+    """The sample that they belong to."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The committed ids, the stop token included. They may run ahead of text that is held back."""
@@ -460,14 +478,39 @@ class Tokens(_message.Message):
         origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
         text: _builtins.str = ...,
         log_probs: _abc.Iterable[_speculation_pb2.TokenLogProbs] | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probs", b"log_probs", "origins", b"origins", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probs", b"log_probs", "origins", b"origins", "sample_index", b"sample_index", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tokens: _TypeAlias = Tokens  # noqa: Y015
+
+@_typing.final
+class PromptLogProbs(_message.Message):
+    """What the model thought of the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_PROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def log_probs(self) -> _containers.RepeatedCompositeFieldContainer[_speculation_pb2.TokenLogProbs]:
+        """One entry per id of the prompt but the first, which nothing comes before."""
+
+    def __init__(
+        self,
+        *,
+        log_probs: _abc.Iterable[_speculation_pb2.TokenLogProbs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probs", b"log_probs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogProbs: _TypeAlias = PromptLogProbs  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):
@@ -478,8 +521,11 @@ class Finished(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     STATS_FIELD_NUMBER: _builtins.int
+    SAMPLE_INDEX_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
+    sample_index: _builtins.int
+    """The sample that ended."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Token counts."""
@@ -494,10 +540,11 @@ class Finished(_message.Message):
         finish_reason: Global___FinishReason.ValueType = ...,
         usage: Global___Usage | None = ...,
         stats: Global___GenerationStats | None = ...,
+        sample_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "stats", b"stats", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "sample_index", b"sample_index", "stats", b"stats", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,14 +552,14 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """Token counts of a generation."""
+    """Token counts of one sample; the sums over all samples are those of the call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     prompt_token_count: _builtins.int
-    """Ids of the prompt."""
+    """Ids of the prompt, with the first sample; 0 with the others, which share it."""
     completion_token_count: _builtins.int
     """Ids of the output, the stop token included."""
     def __init__(
@@ -681,7 +728,7 @@ Global___CompleteRequest: _TypeAlias = CompleteRequest  # noqa: Y015
 
 @_typing.final
 class CompleteResponse(_message.Message):
-    """A whole generation."""
+    """A whole generation. Of several samples the first one fills the fields of its own."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -691,6 +738,8 @@ class CompleteResponse(_message.Message):
     LOG_PROBS_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text."""
     @_builtins.property
@@ -713,6 +762,14 @@ class CompleteResponse(_message.Message):
     def finished(self) -> Global___Finished:
         """How it ended."""
 
+    @_builtins.property
+    def prompt_log_probs(self) -> _containers.RepeatedCompositeFieldContainer[_speculation_pb2.TokenLogProbs]:
+        """See PromptLogProbs. Empty unless asked for."""
+
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedCompositeFieldContainer[Global___Sample]:
+        """Every sample in order of index, the first one too, where more than one was asked for."""
+
     def __init__(
         self,
         *,
@@ -722,14 +779,62 @@ class CompleteResponse(_message.Message):
         log_probs: _abc.Iterable[_speculation_pb2.TokenLogProbs] | None = ...,
         started: Global___Started | None = ...,
         finished: Global___Finished | None = ...,
+        prompt_log_probs: _abc.Iterable[_speculation_pb2.TokenLogProbs] | None = ...,
+        samples: _abc.Iterable[Global___Sample] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "log_probs", b"log_probs", "origins", b"origins", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "log_probs", b"log_probs", "origins", b"origins", "prompt_log_probs", b"prompt_log_probs", "samples", b"samples", "started", b"started", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CompleteResponse: _TypeAlias = CompleteResponse  # noqa: Y015
+
+@_typing.final
+class Sample(_message.Message):
+    """One of several samples."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ORIGINS_FIELD_NUMBER: _builtins.int
+    LOG_PROBS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The output ids, the stop token included."""
+
+    @_builtins.property
+    def origins(self) -> _containers.RepeatedScalarFieldContainer[Global___TokenOrigin.ValueType]:
+        """Where each id came from."""
+
+    @_builtins.property
+    def log_probs(self) -> _containers.RepeatedCompositeFieldContainer[_speculation_pb2.TokenLogProbs]:
+        """One entry per id when asked for, else empty."""
+
+    @_builtins.property
+    def finished(self) -> Global___Finished:
+        """How it ended, with its index."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        origins: _abc.Iterable[Global___TokenOrigin.ValueType] | None = ...,
+        log_probs: _abc.Iterable[_speculation_pb2.TokenLogProbs] | None = ...,
+        finished: Global___Finished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "log_probs", b"log_probs", "origins", b"origins", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

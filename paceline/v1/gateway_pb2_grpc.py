@@ -67,8 +67,9 @@ class GatewayServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates and streams: Started, then Tokens per round, then Finished. Ending the call at any
-        moment frees what it held on both tiers. A failure is a status, never a finish reason; what
+        """Generates and streams: Started, then Tokens per round, then Finished. The events of several
+        samples come interleaved, each in its own order; the call ends when all have, and one that
+        fails ends all. Ending the call at any moment frees what it held on both tiers. A failure is a status, never a finish reason; what
         was streamed before it is valid and can be resumed from (GenerateRequest.committed_token_ids).
 
         Errors:

@@ -34,8 +34,9 @@ class GatewayServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GatewayServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]
-    """Generates and streams: Started, then Tokens per round, then Finished. Ending the call at any
-    moment frees what it held on both tiers. A failure is a status, never a finish reason; what
+    """Generates and streams: Started, then Tokens per round, then Finished. The events of several
+    samples come interleaved, each in its own order; the call ends when all have, and one that
+    fails ends all. Ending the call at any moment frees what it held on both tiers. A failure is a status, never a finish reason; what
     was streamed before it is valid and can be resumed from (GenerateRequest.committed_token_ids).
 
     Errors:
@@ -82,8 +83,9 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates and streams: Started, then Tokens per round, then Finished. Ending the call at any
-    moment frees what it held on both tiers. A failure is a status, never a finish reason; what
+    """Generates and streams: Started, then Tokens per round, then Finished. The events of several
+    samples come interleaved, each in its own order; the call ends when all have, and one that
+    fails ends all. Ending the call at any moment frees what it held on both tiers. A failure is a status, never a finish reason; what
     was streamed before it is valid and can be resumed from (GenerateRequest.committed_token_ids).
 
     Errors:
@@ -133,8 +135,9 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.GenerateResponse], _abc.AsyncIterator[_gateway_pb2.GenerateResponse]]:
-        """Generates and streams: Started, then Tokens per round, then Finished. Ending the call at any
-        moment frees what it held on both tiers. A failure is a status, never a finish reason; what
+        """Generates and streams: Started, then Tokens per round, then Finished. The events of several
+        samples come interleaved, each in its own order; the call ends when all have, and one that
+        fails ends all. Ending the call at any moment frees what it held on both tiers. A failure is a status, never a finish reason; what
         was streamed before it is valid and can be resumed from (GenerateRequest.committed_token_ids).
 
         Errors:

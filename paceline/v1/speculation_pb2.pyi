@@ -126,6 +126,10 @@ class SamplingParams(_message.Message):
     repetition, presence and frequency penalty, logit_bias, masks (min_tokens, banned_sequences,
     constraint), temperature, top_k, top_p, min_p. Where the masks leave no token the generation ends
     with INVALID_ARGUMENT, reason NO_TOKEN_LEFT.
+
+    There is no field for beam search: it looks for the likeliest text, which is no draw from the
+    model's law, so there is no law that speculation could leave as it is. Independent draws to choose
+    from are samples (GenerateRequest.sample_count).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -196,7 +200,7 @@ class SamplingParams(_message.Message):
     0 returns the chosen token's alone. Unset returns none.
     """
     prompt_log_prob_count: _builtins.int
-    """The same for the tokens of the prompt."""
+    """The same for the tokens of the prompt, which are then run anew, whatever is cached."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Added to the logit of each named token id, in [-100, 100], for at most 1024 ids, each under
@@ -366,8 +370,8 @@ class SessionSpec(_message.Message):
     seed: _builtins.int
     """Seed of every draw of this session, all 64 bits in use."""
     sample_index: _builtins.int
-    """Index of this sample among the n samples of one request, from 0. With the seed it keys the
-    noise of the coupled rule.
+    """Index of this sample among the samples of one request, at least 0. With the seed it keys every
+    draw.
     """
     cache_domain: _builtins.str
     """Tenant salt of the prefix cache: sessions share cached blocks only within one domain."""
@@ -477,6 +481,7 @@ class Verdict(_message.Message):
     FORWARD_DURATION_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
+    PROMPT_LOG_PROBS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round of the proposal that this answers."""
     accepted_count: _builtins.int
@@ -505,6 +510,12 @@ class Verdict(_message.Message):
     def load(self) -> Global___ReplicaLoad:
         """The replica's load when the verdict was made."""
 
+    @_builtins.property
+    def prompt_log_probs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbs]:
+        """With the first verdict of a stream whose session asks for them: one entry per id of the prompt
+        but the first.
+        """
+
     def __init__(
         self,
         *,
@@ -518,10 +529,11 @@ class Verdict(_message.Message):
         forward_duration: _duration_pb2.Duration | None = ...,
         load: Global___ReplicaLoad | None = ...,
         features: _builtins.bytes = ...,
+        prompt_log_probs: _abc.Iterable[Global___TokenLogProbs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["forward_duration", b"forward_duration", "load", b"load", "queue_duration", b"queue_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "committed_length", b"committed_length", "features", b"features", "forward_duration", b"forward_duration", "kind", b"kind", "load", b"load", "log_probs", b"log_probs", "next_token_id", b"next_token_id", "queue_duration", b"queue_duration", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "committed_length", b"committed_length", "features", b"features", "forward_duration", b"forward_duration", "kind", b"kind", "load", b"load", "log_probs", b"log_probs", "next_token_id", b"next_token_id", "prompt_log_probs", b"prompt_log_probs", "queue_duration", b"queue_duration", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -626,7 +638,7 @@ class ModelIdentity(_message.Message):
     name: _builtins.str
     """The name it was asked for by."""
     fingerprint: _builtins.str
-    """Digest of weights, dtype, quantization, tokenizer, rules and noise version."""
+    """Digest of weights, dtype, quantization, tokenizer, and versions of rules, noise and grammars."""
     tokenizer_fingerprint: _builtins.str
     """Digest of the mapping from ids to token strings: equal means that ids mean the same."""
     vocabulary_size: _builtins.int

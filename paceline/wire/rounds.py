@@ -79,10 +79,8 @@ def decode_verdict(message: speculation_pb2.Verdict) -> Verdict:
         queue_s=seconds(message.queue_duration),
         forward_s=seconds(message.forward_duration),
         load=decode_load(message.load),
-        log_probs=tuple(
-            TokenLogProbs(one.chosen, tuple(one.top_token_ids), tuple(one.top_log_probs))
-            for one in message.log_probs
-        ),
+        log_probs=_decode_log_probs(message.log_probs),
+        prompt_log_probs=_decode_log_probs(message.prompt_log_probs),
     )
 
 
@@ -98,6 +96,7 @@ def encode_verdict(verdict: Verdict) -> speculation_pb2.Verdict:
         forward_duration=duration(verdict.forward_s),
         load=encode_load(verdict.load),
         log_probs=encode_log_probs(verdict.log_probs),
+        prompt_log_probs=encode_log_probs(verdict.prompt_log_probs),
     )
 
 
@@ -109,6 +108,15 @@ def encode_log_probs(log_probs: Iterable[TokenLogProbs]) -> list[speculation_pb2
         )
         for one in log_probs
     ]
+
+
+def _decode_log_probs(
+    messages: Iterable[speculation_pb2.TokenLogProbs],
+) -> tuple[TokenLogProbs, ...]:
+    return tuple(
+        TokenLogProbs(one.chosen, tuple(one.top_token_ids), tuple(one.top_log_probs))
+        for one in messages
+    )
 
 
 def decode_advance(message: draft_pb2.Advance) -> Advance:

@@ -36,10 +36,6 @@ def decode_sampling(
     Raises:
         InvalidArgument: a value is out of range, or a parameter is not supported.
     """
-    if message.HasField("prompt_log_prob_count"):
-        raise InvalidArgument(
-            f"{field}.prompt_log_prob_count", UNSUPPORTED, reason="UNSUPPORTED_PARAMETER"
-        )
     top_k = message.top_k if message.HasField("top_k") else 0
     if message.HasField("top_k") and top_k < 1:
         raise InvalidArgument(f"{field}.top_k", f"must be at least 1, got {top_k}")
@@ -57,7 +53,8 @@ def decode_sampling(
         logit_bias=_decode_bias(message, f"{field}.logit_bias"),
         min_tokens=message.min_tokens,
         banned_sequences=_decode_banned(message, f"{field}.banned_sequences"),
-        num_log_probs=_decode_log_prob_count(message, f"{field}.log_prob_count"),
+        num_log_probs=_decode_log_prob_count(message, "log_prob_count", field),
+        num_prompt_log_probs=_decode_log_prob_count(message, "prompt_log_prob_count", field),
         constraint=_decode_constraint(message, f"{field}.constraint"),
         **{name: _decode_number(message, name, field) for name in _RANGES},
     )
@@ -106,11 +103,14 @@ def _decode_banned(
     return tuple(tuple(banned.token_ids) for banned in message.banned_sequences)
 
 
-def _decode_log_prob_count(message: speculation_pb2.SamplingParams, field: str) -> int | None:
-    if not message.HasField("log_prob_count"):
+def _decode_log_prob_count(
+    message: speculation_pb2.SamplingParams, name: str, field: str
+) -> int | None:
+    if not message.HasField(name):  # type: ignore[arg-type]  # the stub wants literals
         return None
-    _check_range(message.log_prob_count, 0, MAX_LOG_PROBS, field)
-    return message.log_prob_count
+    count = int(getattr(message, name))
+    _check_range(count, 0, MAX_LOG_PROBS, f"{field}.{name}")
+    return count
 
 
 def _decode_constraint(message: speculation_pb2.SamplingParams, field: str) -> Constraint | None:
@@ -149,6 +149,7 @@ def encode_sampling(sampling: SamplingParams) -> speculation_pb2.SamplingParams:
             speculation_pb2.BannedSequence(token_ids=banned) for banned in sampling.banned_sequences
         ],
         log_prob_count=sampling.num_log_probs,
+        prompt_log_prob_count=sampling.num_prompt_log_probs,
         constraint=_encode_constraint(sampling.constraint),
         **{name: getattr(sampling, name) for name in _RANGES},
     )

@@ -37,6 +37,10 @@ def decode_session(message: speculation_pb2.SessionSpec) -> SessionSpec:
             "session.prompt_length",
             f"must be in [1, {len(message.token_ids)}], got {message.prompt_length}",
         )
+    if message.sample_index < 0:
+        raise InvalidArgument(
+            "session.sample_index", f"must be at least 0, got {message.sample_index}"
+        )
     return SessionSpec(
         token_ids=tuple(message.token_ids),
         prompt_length=message.prompt_length,

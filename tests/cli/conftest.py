@@ -56,18 +56,30 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             is_wrong = False
         text = self.text[:-1] + "!" if is_wrong else self.text
         yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started(seed=7, model=MODEL))
+        if request.sampling.HasField("prompt_log_prob_count"):
+            prompt = gateway_pb2.PromptLogProbs(log_probs=[_log_probs(2)])
+            yield gateway_pb2.GenerateResponse(prompt_log_probs=prompt)
+        indices = range(request.sample_count or 1)
         for start in range(0, len(text), 3):
-            piece = text[start : start + 3]
-            tokens = gateway_pb2.Tokens(
-                token_ids=map(ord, piece), origins=[ACCEPTED, ACCEPTED, OWN], text=piece
-            )
-            if request.sampling.HasField("log_prob_count"):
-                tokens.log_probs.extend(_log_probs(ord(letter)) for letter in piece)
-            yield gateway_pb2.GenerateResponse(tokens=tokens)
-        finished = self._finished(len(text), is_plain)
-        if request.HasField("seed") and not self.rejects_seeded:
-            finished.stats.drafted_token_count = finished.stats.accepted_token_count
-        yield gateway_pb2.GenerateResponse(finished=finished)
+            for index in reversed(indices):
+                piece = text[start : start + 3].swapcase() if index else text[start : start + 3]
+                tokens = gateway_pb2.Tokens(
+                    token_ids=map(ord, piece),
+                    origins=[ACCEPTED, ACCEPTED, OWN],
+                    text=piece,
+                    sample_index=index,
+                )
+                if request.sampling.HasField("log_prob_count"):
+                    tokens.log_probs.extend(_log_probs(ord(letter)) for letter in piece)
+                yield gateway_pb2.GenerateResponse(tokens=tokens)
+        for index in reversed(indices):
+            finished = self._finished(len(text), is_plain)
+            finished.sample_index = index
+            if index:
+                finished.usage.prompt_token_count = 0
+            if request.HasField("seed") and not self.rejects_seeded:
+                finished.stats.drafted_token_count = finished.stats.accepted_token_count
+            yield gateway_pb2.GenerateResponse(finished=finished)
 
     def _finished(self, num_tokens: int, is_plain: bool) -> gateway_pb2.Finished:
         stats = gateway_pb2.GenerationStats(

@@ -51,6 +51,34 @@ def test_log_probs_are_in_the_json(gateway: Any, paceline: Any) -> None:
     ] == answer["log_probs"]
 
 
+def test_prompt_log_probs_are_in_the_json(gateway: Any, paceline: Any) -> None:
+    """The same form, for the prompt; not there unless asked for."""
+    answer = json.loads(paceline("generate", "hi", "--json", "--prompt-logprobs", "1").stdout)
+    expected = {"chosen": -2.0, "top": [{"token_id": 2, "log_prob": -0.5}]}
+    assert [expected] == answer["prompt_log_probs"]
+    assert "log_probs" not in answer
+    assert gateway.requests[0].sampling.prompt_log_prob_count == 1
+
+
+def test_samples_are_printed_one_after_the_other(gateway: Any, paceline: Any) -> None:
+    """Each under its number, in order, however their pieces came."""
+    result = paceline("generate", "hi", "--n", "2")
+    assert "sample 0\nabcdefghi\n\nsample 1\nABCDEFGHI\n\n" == result.stdout
+    assert 2 == gateway.requests[0].sample_count
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_samples_are_in_the_json(gateway: Any, paceline: Any, count: int) -> None:
+    """With --n there is a list, also of one; the usage is that of the call."""
+    result = paceline("generate", "hi", "--n", str(count), "--json", "--prompt-logprobs", "1")
+    answer = json.loads(result.stdout)
+    assert {"prompt_tokens": 2, "completion_tokens": 9 * count} == answer["usage"]
+    texts = [sample["text"] for sample in answer["samples"]]
+    assert ["abcdefghi", "ABCDEFGHI", "ABCDEFGHI"][:count] == texts
+    told = ["prompt_log_probs" in sample for sample in answer["samples"]]
+    assert [True, False, False][:count] == told
+
+
 def test_prompt_is_one_user_turn(gateway: Any, paceline: Any) -> None:
     """Without --raw the prompt goes through the chat template."""
     paceline("generate", "hi")
@@ -118,8 +146,10 @@ def test_unset_options_are_unset(gateway: Any, paceline: Any) -> None:
     request = gateway.requests[0]
     assert not request.HasField("max_tokens")
     assert not request.HasField("seed")
+    assert not request.HasField("sample_count")
     for name in ("temperature", "min_p", "repetition_penalty", "log_prob_count", "constraint"):
         assert not request.sampling.HasField(name)
+    assert not request.sampling.HasField("prompt_log_prob_count")
     assert not request.speculation.HasField("draft_token_count")
 
 
@@ -149,6 +179,8 @@ def test_zero_draft_tokens_are_asked_for(
         ("--logit-bias", "-1=2"),
         ("--logit-bias", "4294967296=2"),
         ("--logprobs", "2"),
+        ("--prompt-logprobs", "2"),
+        ("--n", "many"),
         ("--regex", "a", "--grammar", "start: b"),
         ("--no-such-flag",),
     ],

@@ -174,6 +174,27 @@ def independent_pair(
     stop(running)
 
 
+@pytest.fixture(scope="module")
+def ending_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A pair whose texts walk on through a to g and end by themselves now and then, at h.
+
+    The draft is less sure of the next letter than the target.
+    """
+    folder, names = tmp_path_factory.mktemp("ending"), []
+    for name, likely in (("target", 0.6), ("draft", 0.4)):
+        end = (ALPHABET[-1], 0.03)
+        rows = {
+            letter: law((ALPHABET[(i + 1) % 7], likely), end)
+            for i, letter in enumerate(ALPHABET[:-1])
+        }
+        content = {"alphabet": ALPHABET, "eos": "h", "default": rows["a"], "suffixes": rows}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+        names.append(f"table:{folder / name}.json")
+    running = start("--target", names[0], "--draft", names[1])
+    yield running
+    stop(running)
+
+
 @pytest.fixture(scope="session")
 def smollm2_pair() -> Iterator[Running]:
     """The built-in model with its built-in drafts."""

@@ -101,7 +101,8 @@ CASES: dict[str, tuple[bytes, grpc.StatusCode, str]] = {
         INVALID,
         "sampling",
     ),
-    "two samples": (with_(lambda m: m.__setattr__("sample_count", 2)), INVALID, "sample_count"),
+    "no sample": (with_(lambda m: m.__setattr__("sample_count", 0)), INVALID, "sample_count"),
+    "99 samples": (with_(lambda m: m.__setattr__("sample_count", 99)), INVALID, "sample_count"),
     "unknown model": (with_(lambda m: m.__setattr__("model", "no such")), NOT_FOUND, ""),
     "unknown source": (
         with_(lambda m: m.speculation.__setattr__("draft_source", "no such")),

@@ -24,6 +24,18 @@ def test_each_part_of_the_key_counts() -> None:
     assert len(bits) == len(set(bits))
 
 
+def test_samples_share_no_draw() -> None:
+    """B40: the index of a sample is part of the key, and index 0 is the seed's own."""
+    keys = list(itertools.product((1, 2), (0, 1, 7), Role))
+    bits = {
+        Draws(seed, sample).bits(base, position, role)
+        for seed, sample in itertools.product((0, 1, 2), range(8))
+        for base, position, role in keys
+    }
+    assert 3 * 8 * len(keys) == len(bits)
+    assert Draws(1).bits(2, 0, Role.ACCEPT) == Draws(1, 0).bits(2, 0, Role.ACCEPT)
+
+
 def test_rounds_share_no_noise_at_one_position() -> None:
     """A position behind the last accepted token is drafted again: under other draws."""
     draws = Draws(5)

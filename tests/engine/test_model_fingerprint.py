@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
+from paceline.engine import model_fingerprint
 from paceline.engine.model_fingerprint import fingerprint_network, fingerprint_table
 from paceline.engine.table_model import parse_table
 
@@ -40,6 +42,18 @@ def test_each_setting_counts(change: dict[str, Any]) -> None:
     assert fingerprint_network(network, **BASE) != fingerprint_network(
         network, **{**BASE, **change}
     )
+
+
+def test_the_grammar_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation with a constraint goes on only where the same library masks it."""
+    version = importlib.metadata.version("llguidance")
+    assert version in model_fingerprint._RULES_VERSION
+    network, table = build(), parse_table(TABLE)
+    before = {fingerprint_network(network, **BASE), fingerprint_table(table, b"zip")}
+    changed = model_fingerprint._RULES_VERSION.replace(version, "of tomorrow")
+    monkeypatch.setattr(model_fingerprint, "_RULES_VERSION", changed)
+    after = {fingerprint_network(network, **BASE), fingerprint_table(table, b"zip")}
+    assert not before & after
 
 
 def test_settings_do_not_run_together() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -144,10 +144,14 @@ class ScriptedVerifier:
         self.max_draft_tokens = max_draft_tokens
         self.proposals: list[Proposal] = []
         self.alter: Callable[[Verdict], Verdict] = lambda verdict: verdict
+        self.refusals: dict[int, PacelineError] = {}
+        """What the next proposal of a round is refused with."""
 
     async def verify(self, proposal: Proposal) -> Verdict:
         """Accepts what the script says."""
         self.proposals.append(proposal)
+        if proposal.round in self.refusals:
+            raise self.refusals.pop(proposal.round)
         return self.alter(judge(proposal, self.script, self.prompt_length))
 
 
@@ -159,14 +163,21 @@ class ScriptedDrafter:
         self.prompt_length = prompt_length
         self.mode = mode
         self.advances: list[Advance] = []
+        self.causes: list[str] = []
+        """Why it was given up."""
         self.alter: Callable[[Proposal], Proposal] = lambda proposal: proposal
 
     async def propose(self, advance: Advance) -> Proposal:
         """Drafts as many tokens as were asked for."""
         self.advances.append(advance)
         start = advance.committed_length - self.prompt_length
-        token_ids = draft(self.script, start, advance.num_draft_tokens, self.mode)
+        num_draft_tokens = 0 if self.causes else advance.num_draft_tokens
+        token_ids = draft(self.script, start, num_draft_tokens, self.mode)
         return self.alter(Proposal(advance.round, advance.committed_length, token_ids))
+
+    def give_up(self, cause: str) -> None:
+        """Drafts no more."""
+        self.causes.append(cause)
 
 
 @dataclass
@@ -177,6 +188,8 @@ class Outcome:
     stats: SpeculationStats
     proposals: list[Proposal]
     advances: list[Advance]
+    causes: list[str]
+    """Why the draft was given up."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -206,11 +219,13 @@ class Loop:
         max_draft_tokens: int = 8,
         alter_verdict: Callable[[Verdict], Verdict] = lambda verdict: verdict,
         alter_proposal: Callable[[Proposal], Proposal] = lambda proposal: proposal,
+        refusals: Mapping[int, PacelineError] | None = None,
     ) -> Outcome:
         """Runs one generation to its end; `alter_...` changes what a tier answers."""
         verifier = ScriptedVerifier(script, prompt_length, max_draft_tokens)
         drafter = ScriptedDrafter(script, prompt_length, mode)
         verifier.alter, drafter.alter = alter_verdict, alter_proposal
+        verifier.refusals.update(refusals or {})
         stats = SpeculationStats()
         rounds = run_rounds(
             Pair(verifier, drafter),
@@ -222,7 +237,7 @@ class Loop:
         )
         async with aclosing(rounds):
             events = [committed async for committed in rounds]
-        return Outcome(events, stats, verifier.proposals, drafter.advances)
+        return Outcome(events, stats, verifier.proposals, drafter.advances, drafter.causes)
 
 
 @pytest.fixture

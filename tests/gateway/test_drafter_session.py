@@ -332,6 +332,20 @@ async def test_only_sources_that_fit_are_opened(servers: Servers, eventually: Ev
     assert (0, 4) == (misfit.num_opened, fit.num_opened)
 
 
+async def test_a_draft_that_is_given_up(servers: Servers, eventually: Eventually) -> None:
+    """The session ends and is not opened again; this round and those that follow are counted."""
+    tier = await servers.draft(SCRIPT)
+    rounds = await Rounds(servers, await servers.tiers([], [tier])).opened(eventually)
+    assert 3 == len((await rounds.propose()).token_ids)
+    rounds.session.give_up("malformed")
+    await tier.closed.wait()
+    for number in (2, 3, 4):
+        assert () == (await rounds.propose()).token_ids
+        assert {"malformed": number} == dict(rounds.session.fallbacks)
+    assert 1 == len(tier.opens)
+    rounds.session.close()
+
+
 async def test_closing_while_waiting(servers: Servers, eventually: Eventually) -> None:
     """A session that is closed in a round is closed on the replica at once."""
     tier = await servers.draft(SCRIPT)

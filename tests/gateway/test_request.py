@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.request import MAX_STOP_STRINGS, read_generation, read_prompt
+from gateway.request import (
+    MAX_SAMPLE_INDEX,
+    MAX_STOP_STRINGS,
+    read_generation,
+    read_num_samples,
+    read_prompt,
+)
 from gateway.tiers import Target
 from gateway.tokenizer import Tokenizer
 from paceline.errors import InvalidArgument
@@ -168,9 +174,6 @@ async def test_the_default_rule_is_the_services(target: Target) -> None:
         ({"max_tokens": 10**8}, "max_tokens", "100000000"),
         ({"stop_strings": ["a", ""]}, "stop_strings[1]", "empty"),
         ({"stop_strings": ["a"] * (MAX_STOP_STRINGS + 1)}, "stop_strings", "at most 16, got 17"),
-        ({"sample_count": 2}, "sample_count", "not supported"),
-        ({"sample_count": 0}, "sample_count", "at least 1"),
-        ({"sample_count": -1}, "sample_count", "at least 1"),
         ({"committed_token_ids": [300]}, "committed_token_ids[0]", "vocabulary"),
         ({"committed_token_ids": [1, 2], "max_tokens": 2}, "committed_token_ids", "all of"),
         (
@@ -201,7 +204,7 @@ async def test_what_is_refused(
         ("logit_bias", {257: 1.0}, "sampling.logit_bias"),
         ("banned_sequences", [{"token_ids": [3, 257]}], "sampling.banned_sequences"),
         ("min_tokens", 62, "sampling.min_tokens"),
-        ("prompt_log_prob_count", 0, "sampling.prompt_log_prob_count"),
+        ("prompt_log_prob_count", 65, "sampling.prompt_log_prob_count"),
     ],
 )
 async def test_sampling_that_is_refused(target: Target, name: str, value: Any, field: str) -> None:
@@ -210,6 +213,41 @@ async def test_sampling_that_is_refused(target: Target, name: str, value: Any, f
     with pytest.raises(InvalidArgument) as refused:
         await read_generation(request(sampling=sampling), target, BLOCK)
     assert field == refused.value.field
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"sample_count": 0}, "sample_count", "must be in [1, 4], got 0"),
+        ({"sample_count": -1}, "sample_count", "must be in [1, 4], got -1"),
+        ({"sample_count": 5}, "sample_count", "must be in [1, 4], got 5"),
+        ({"sample_count": 2, "committed_token_ids": [1]}, "sample_count", "must be 1 with"),
+        ({"first_sample_index": -1}, "first_sample_index", "got -1"),
+        ({"first_sample_index": MAX_SAMPLE_INDEX + 1}, "first_sample_index", "must be in [0,"),
+    ],
+)
+def test_samples_that_are_refused(fields: dict[str, Any], field: str, message: str) -> None:
+    """B68: how many samples may be asked for is said, and nothing is cut down to it."""
+    with pytest.raises(InvalidArgument) as refused:
+        read_num_samples(request(**fields), 4)
+    assert field == refused.value.field
+    assert message in refused.value.description
+
+
+async def test_samples_differ_in_their_index_alone(target: Target) -> None:
+    """One seed, one prompt, counted and told of once; the indices follow the first."""
+    asked = request(seed=7, sample_count=3, first_sample_index=5)
+    asked.sampling.log_prob_count = asked.sampling.prompt_log_prob_count = 2
+    generation = await read_generation(asked, target, BLOCK)
+    samples = generation.samples(read_num_samples(asked, 4))
+    assert [(7, 5), (7, 6), (7, 7)] == [(one.spec.seed, one.spec.sample_index) for one in samples]
+    assert generation == samples[0]
+    assert [False, True, True] == [one.shares_prompt for one in samples]
+    told = [one.spec.sampling.num_prompt_log_probs for one in samples]
+    assert [2, None, None] == told
+    assert {2} == {one.spec.sampling.num_log_probs for one in samples}
+    assert 1 == len({(one.spec.token_ids, one.ending, one.spec.request_id) for one in samples})
+    assert 1 == read_num_samples(request(), 4)
 
 
 @pytest.mark.parametrize("name", ["draft_token_count", "max_draft_token_count"])

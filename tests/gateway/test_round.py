@@ -9,7 +9,7 @@ import pytest
 
 from gateway.commit import Ending
 from gateway.tokenizer import Tokenizer
-from paceline.errors import Aborted, FailedPrecondition
+from paceline.errors import Aborted, FailedPrecondition, InvalidArgument
 from paceline.records import Advance, FinishReason, Proposal, TokenOrigin, Verdict
 
 if TYPE_CHECKING:
@@ -195,3 +195,35 @@ async def test_a_pair_that_does_not_fit_ends_the_generation(loop: Loop) -> None:
 
     with pytest.raises(FailedPrecondition):
         await loop.run(SCRIPT, Ending(max_tokens=40), alter_proposal=refuse)
+
+
+async def test_a_refused_proposal_costs_the_draft_and_not_the_text(loop: Loop) -> None:
+    """A malformed law: that round is decoded plainly and so is the rest, without the draft."""
+    refusal = InvalidArgument("proposal.law", "ends within draft token 0")
+    outcome = await loop.run(SCRIPT, Ending(max_tokens=26), refusals={3: refusal})
+    assert SCRIPT[:26] == outcome.token_ids
+    assert ["malformed"] == outcome.causes
+    refused, instead = outcome.proposals[2:4]
+    assert (3, 4, 3, 0) == (
+        refused.round,
+        len(refused.token_ids),
+        instead.round,
+        len(instead.token_ids),
+    )
+    assert (1, 4) == (outcome.stats.num_rounds, outcome.stats.num_drafted)
+    assert not any(proposal.token_ids for proposal in outcome.proposals[3:])
+
+
+@pytest.mark.parametrize(
+    ("number", "refusal"),
+    [
+        (3, InvalidArgument("sampling", "no token is left", reason="NO_TOKEN_LEFT")),
+        (1, InvalidArgument("proposal.token_ids", "no room is left")),
+    ],
+)
+async def test_other_refusals_end_the_generation(
+    loop: Loop, number: int, refusal: InvalidArgument
+) -> None:
+    """What the client asked for, and an empty proposal, are no draft's fault."""
+    with pytest.raises(InvalidArgument):
+        await loop.run(SCRIPT, Ending(max_tokens=26), refusals={number: refusal})

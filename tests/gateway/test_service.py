@@ -218,6 +218,165 @@ async def test_log_probs_come_with_the_ids(
     assert {2} == {opened.session.sampling.log_prob_count for opened in verify.opens}
 
 
+async def test_samples_of_one_call(servers: Servers, gateways: Gateways) -> None:
+    """One Started; every event names its sample; the prompt is counted once; one replica."""
+    verify = [await servers.verify(SCRIPT) for _ in range(3)]
+    draft = await servers.draft(SCRIPT)
+    _, client = await gateways.start([tier.address for tier in verify], [draft.address])
+    asked = request(max_tokens=21, seed=7, sample_count=4, first_sample_index=2)
+    events = await client.events(asked)
+    assert ["started"] == [e.WhichOneof("event") for e in events if not _is_of_a_sample(e)]
+    for index in (2, 3, 4, 5):
+        own = [e.tokens for e in events if e.HasField("tokens") and e.tokens.sample_index == index]
+        assert SCRIPT[:21] == [token_id for one in own for token_id in one.token_ids]
+    finished = {e.finished.sample_index: e.finished for e in events if e.HasField("finished")}
+    assert [(2, 3), (3, 0), (4, 0), (5, 0)] == [
+        (index, finished[index].usage.prompt_token_count) for index in sorted(finished)
+    ]
+    assert {21} == {one.usage.completion_token_count for one in finished.values()}
+    assert [0, 0, 4] == sorted(tier.num_opened for tier in verify)
+    opens = [opened.session for tier in verify for opened in tier.opens]
+    assert [(7, 2), (7, 3), (7, 4), (7, 5)] == [(one.seed, one.sample_index) for one in opens]
+    keys = sorted((o.session.seed, o.session.sample_index) for o in draft.opens)
+    assert [(7, 2), (7, 3), (7, 4), (7, 5)] == keys
+
+
+def _is_of_a_sample(event: gateway_pb2.GenerateResponse) -> bool:
+    return event.WhichOneof("event") in ("tokens", "finished")
+
+
+async def test_samples_as_a_whole(servers: Servers, gateways: Gateways) -> None:
+    """Complete gives all of them in order, the first one in its own fields too; one has no list."""
+    verify = await servers.verify(SCRIPT)
+    _, client = await gateways.start([verify.address], [])
+    whole = await client.complete(request(max_tokens=9, sample_count=3))
+    assert [0, 1, 2] == [sample.finished.sample_index for sample in whole.samples]
+    answers: list[gateway_pb2.Sample | gateway_pb2.CompleteResponse] = [*whole.samples, whole]
+    for sample in answers:
+        assert (SCRIPT[:9], 9) == (list(sample.token_ids), len(sample.origins))
+        assert whole.text == sample.text != ""
+    assert whole.finished == whole.samples[0].finished
+    assert [] == list((await client.complete(request(max_tokens=9))).samples)
+
+
+async def test_the_others_open_behind_the_first(servers: Servers, gateways: Gateways) -> None:
+    """No second session is opened before the first one's prompt has run."""
+    verify = await servers.verify(SCRIPT)
+    _, client = await gateways.start([verify.address], [])
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(current: int) -> None:
+        reached.set()
+        await go_on.wait()
+
+    verify.fault = wait
+    running = asyncio.create_task(client.complete(request(max_tokens=3, sample_count=3)))
+    await reached.wait()
+    assert 1 == verify.num_open
+    go_on.set()
+    assert 3 == len((await running).samples)
+
+
+async def test_one_sample_that_fails_ends_the_call(
+    servers: Servers, gateways: Gateways, eventually: Eventually
+) -> None:
+    """Its status is the call's, and nothing of the others is left on the tiers."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
+    service, client = await gateways.start([verify.address], [draft.address])
+
+    async def fail(current: int) -> None:
+        if verify.num_opened == 3 and current == 3:
+            raise InvalidArgument("sampling", "no token is left", reason="NO_TOKEN_LEFT")
+
+    verify.fault = fail
+    with pytest.raises(InvalidArgument) as failed:
+        await client.events(request(sample_count=3))
+    assert "NO_TOKEN_LEFT" == failed.value.reason
+    await eventually(lambda: (0, 0) == (verify.num_open, draft.num_open))
+    await service.drain()
+
+
+async def test_samples_count_as_generations(servers: Servers, gateways: Gateways) -> None:
+    """More than the service allows are refused by name, more than there is room for for now."""
+    verify = await servers.verify(SCRIPT)
+    service, client = await gateways.start([verify.address], [], max_generations=4, max_samples=3)
+    with pytest.raises(InvalidArgument, match=r"must be in \[1, 3\], got 4") as refused:
+        await client.complete(request(sample_count=4))
+    assert "sample_count" == refused.value.field
+    go_on = asyncio.Event()
+
+    async def wait(current: int) -> None:
+        await go_on.wait()
+
+    verify.fault = wait
+    running = asyncio.create_task(client.complete(request(max_tokens=2, sample_count=3)))
+    while not verify.num_open:
+        await asyncio.sleep(0)
+    with pytest.raises(Exhausted):
+        await client.complete(request(max_tokens=2, sample_count=2))
+    one = asyncio.create_task(client.complete(request(max_tokens=2)))
+    while verify.num_open < 2:
+        await asyncio.sleep(0)
+    go_on.set()
+    assert 3 == len((await running).samples)
+    await one
+    await service.drain()
+
+
+async def test_prompt_log_probs_are_an_event(servers: Servers, gateways: Gateways) -> None:
+    """B42: once, before the first tokens, with the first sample; Complete has them too."""
+    told = (TokenLogProbs(-1.5, (7, 2), (-0.25, -2.0)), TokenLogProbs(-0.5, (3,), (-0.5,)))
+
+    def tell(verdict: Verdict) -> Verdict:
+        is_asked = verify.opens[-1].session.sampling.HasField("prompt_log_prob_count")
+        return (
+            replace(verdict, prompt_log_probs=told) if is_asked and verdict.round == 1 else verdict
+        )
+
+    verify = await servers.verify(SCRIPT, answer=tell)
+    _, client = await gateways.start([verify.address], [])
+    asked = request(max_tokens=3, sample_count=2)
+    asked.sampling.prompt_log_prob_count = 2
+    events = await client.events(asked)
+    kinds = [event.WhichOneof("event") for event in events]
+    assert ["started", "prompt_log_probs", "tokens"] == kinds[:3]
+    assert 1 == kinds.count("prompt_log_probs")
+    assert [-1.5, -0.5] == [one.chosen for one in events[1].prompt_log_probs.log_probs]
+    whole = await client.complete(asked)
+    assert list(events[1].prompt_log_probs.log_probs) == list(whole.prompt_log_probs)
+
+
+async def test_a_malformed_law_costs_the_draft_and_not_the_text(
+    servers: Servers, gateways: Gateways
+) -> None:
+    """B01: the verifier refuses the proposal by name; the generation goes on without the draft."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
+    _, client = await gateways.start([verify.address], [draft.address])
+
+    async def refuse(current: int) -> None:
+        if verify.proposals[-1].token_ids and current >= 3:
+            raise InvalidArgument("proposal.law", "3 bytes are no whole number of uint32")
+
+    verify.fault = refuse
+    whole = await client.complete(request(max_tokens=30))
+    assert SCRIPT[:30] == list(whole.token_ids)
+    stats = whole.finished.stats
+    assert (1, 1) == (len(draft.opens), stats.reopened_count)
+    assert stats.fallbacks["malformed"] > 5
+    assert stats.drafted_token_count == stats.accepted_token_count > 0
+
+
+async def test_gateways_started_together_draw_different_seeds(
+    servers: Servers, gateways: Gateways
+) -> None:
+    """B39, B40: two gateways before one pair, asked the same at once: no seed comes twice."""
+    verify = await servers.verify(SCRIPT)
+    clients = [(await gateways.start([verify.address], []))[1] for _ in range(2)]
+    asked = [client.complete(request(max_tokens=2)) for client in clients for _ in range(5)]
+    answers = await asyncio.gather(*asked)
+    assert 10 == len({answer.started.seed for answer in answers})
+
+
 async def test_without_a_draft_tier(servers: Servers, gateways: Gateways) -> None:
     """A gateway of targets alone is a plain one."""
     verify = await servers.verify(SCRIPT)

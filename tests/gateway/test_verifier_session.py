@@ -264,6 +264,59 @@ async def test_a_bad_argument_is_never_repeated(servers: Servers) -> None:
     session.close()
 
 
+async def test_another_proposal_after_a_refused_one(servers: Servers) -> None:
+    """A refused proposal ended the stream; the next one opens it again, with what is committed."""
+    tier = await servers.verify(SCRIPT)
+    session = open_session(await servers.tiers([tier]))
+    await run(session, 2)
+    tier.fault = fail_in(3, InvalidArgument("proposal.law", "has 3 bytes, not 4"))
+    with pytest.raises(InvalidArgument):
+        await session.verify(Proposal(3, 7, (9, 9)))
+    await tier.closed.wait()
+    tier.fault = None
+    verdict = await session.verify(Proposal(3, 7))
+    assert (3, SCRIPT[4]) == (verdict.round, verdict.next_token_id)
+    assert [1, 2, 3, *SCRIPT[:4]] == list(tier.opens[1].session.token_ids)
+    assert 1 == session.num_reopened
+    session.close()
+
+
+@pytest.mark.parametrize("lost_in", [1, 2])
+async def test_the_prompt_is_told_of_once(servers: Servers, lost_in: int) -> None:
+    """A stream that is opened again asks no more for what an earlier verdict told."""
+    tier = await servers.verify(SCRIPT)
+    tiers = await servers.tiers([tier])
+    _, target = tiers.targets.ready()[0]
+    spec = replace(SPEC, sampling=SamplingParams(num_log_probs=1, num_prompt_log_probs=2))
+    session = VerifierSession(tiers.targets, spec, target, VerifierBounds(20, 20))
+    errors = [Unavailable("gone", retry_after_s=0.0)]
+
+    async def fail_once(current: int) -> None:
+        if current == lost_in and errors:
+            raise errors.pop()
+
+    tier.fault = fail_once
+    assert SCRIPT[:4] == await run(session, 2)
+    asked = [opened.session.sampling for opened in tier.opens]
+    assert [True, True] == [sampling.HasField("log_prob_count") for sampling in asked]
+    assert [True, lost_in == 1] == [one.HasField("prompt_log_prob_count") for one in asked]
+    session.close()
+
+
+async def test_a_home_is_taken_first(servers: Servers) -> None:
+    """A named replica is the first choice, however busy; where it is not there it is any other."""
+    home, other = await servers.verify(SCRIPT), await servers.verify(SCRIPT)
+    tiers = await servers.tiers([other, home])
+    _, target = tiers.targets.ready()[0]
+    for address, expected in ((home.address, (6, 0)), ("127.0.0.1:1", (6, 1))):
+        for _ in range(6 if address == home.address else 1):
+            bounds = VerifierBounds(20, 20)
+            session = VerifierSession(tiers.targets, SPEC, target, bounds, address)
+            await run(session, 1)
+            session.close()
+        assert expected == (home.num_opened, other.num_opened)
+
+
 async def test_other_models_are_never_used(servers: Servers) -> None:
     """A generation does not change its pool: another fingerprint is no way out."""
     tier = await servers.verify(SCRIPT)

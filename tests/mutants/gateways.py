@@ -64,6 +64,20 @@ MUTANTS = (
         _ROUNDS,
     ),
     Mutant(
+        "a malformed law ends the generation",
+        _ROUND,
+        'not error.field.startswith("proposal.")',
+        "error.field",
+        _ROUNDS,
+    ),
+    Mutant(
+        "every sample of a call is the first",
+        _REQUEST,
+        "replace(self.spec, sample_index=index, sampling=silent)",
+        "replace(self.spec, sample_index=first, sampling=silent)",
+        _REQUESTS,
+    ),
+    Mutant(
         "requests without a seed share one",
         _REQUEST,
         "secrets.randbits(64)",

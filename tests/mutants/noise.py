@@ -74,6 +74,13 @@ MUTANTS = (
         ("tests/engine/test_draws.py",),
     ),
     Mutant(
+        "all samples of a request on one stream of draws",
+        _DRAWS,
+        'salt=struct.pack("<Q", sample_index)',
+        'salt=struct.pack("<Q", 0)',
+        ("tests/engine/test_draws.py",),
+    ),
+    Mutant(
         "the target's noise keyed by the round",
         _COUPLING,
         "noise.draw(target_laws[i], base_length + i)",

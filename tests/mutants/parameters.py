@@ -8,11 +8,15 @@ _SAMPLING = "paceline/engine/sampling.py"
 _ADJUSTMENT = "paceline/engine/adjustment.py"
 _HISTORY = "paceline/engine/history.py"
 _ENGINE = "paceline/engine/engine.py"
+_VERIFIER = "verify_service/verifier.py"
 
 _AT_EVERY_ROW = ("tests/law/test_parameters.py",)
 _LAWS = ("tests/engine/test_sampling.py",)
 _ADJUSTED = ("tests/engine/test_adjustment.py",)
 _SERVED = ("tests/verify_service/test_parameters.py",)
+_PROMPT = (
+    "tests/verify_service/test_parameters.py::test_prompt_log_probs_are_the_teacher_forced_ones",
+)
 
 _ROW = "History(ids[:length], prompt_length)"
 _ROWS = "[(params, history) for history in histories]"
@@ -148,6 +152,20 @@ MUTANTS = (
         "extended.logits[: len(committed)]",
         "extended.logits[-len(committed) :]",
         ("tests/verify_service/test_parameters.py::test_log_probs_are_the_teacher_forced_ones",),
+    ),
+    Mutant(
+        "log-probabilities of the prompt one row late",
+        _VERIFIER,
+        "prompt[start + 1 : end + 1], num_top",
+        "prompt[start:end], num_top",
+        _PROMPT,
+    ),
+    Mutant(
+        "log-probabilities of the first chunk of a prompt alone",
+        _VERIFIER,
+        "while (start := len(found)) < len(prompt) - 1:",
+        "if (start := len(found)) < len(prompt) - 1:",
+        _PROMPT,
     ),
     Mutant(
         "one token more than min_tokens",

@@ -172,6 +172,26 @@ async def test_one_seed_on_both_tiers(generations: Generations, draft_seed: int)
     assert min(transcripts[0].outcomes[share] for share in ("none", "some", "all")) > 0
 
 
+@each_rule
+@pytest.mark.parametrize("k", [0, 3])
+async def test_samples_of_one_seed_differ(
+    tiers: Any, rounds: Any, write_table: Any, rule: VerificationRule, k: int
+) -> None:
+    """B40: twelve samples of one seed are twelve texts, and sample 0 is that of the seed alone."""
+    tier = await tiers.verify(write_table(0.5, 0.5))
+    draft = await tiers.draft(write_table(0.6, 0.4))
+
+    async def text(**key: int) -> tuple[int, ...]:
+        session = rounds.spec([0], sampling=SamplingParams(), rule=rule, seed=7, **key)
+        drafting = await draft.open(session, target=await tier.identity())
+        peer = await tier.open(session)
+        return tuple((await rounds.run(peer, drafting, 1, 40, lambda _: k)).token_ids)
+
+    texts = [await text(sample_index=index) for index in range(12)]
+    assert 12 == len(set(texts))
+    assert texts[0] == await text()
+
+
 async def test_places_drafted_again_are_drafted_anew(generations: Generations) -> None:
     """B04: what the block rule spent behind the accepted tokens never comes back.
 

@@ -6,6 +6,7 @@ one that is never right, one that often is, one that always is.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -247,6 +248,65 @@ async def test_log_probs_are_the_teacher_forced_ones(
     for (_, verdict), row, token_id in zip(plain.rounds, expected, plain.token_ids, strict=False):
         (one,) = verdict.log_probs
         assert_teacher_forced(row, one, token_id, num_top)
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+@pytest.mark.parametrize("length", [2, 18, 50, 83])
+async def test_prompt_log_probs_are_the_teacher_forced_ones(
+    tiers: Any, rounds: Any, networks: Any, length: int, num_top: int
+) -> None:
+    """B41: every token of the prompt but the first, over any number of chunks; the text stays."""
+    tier = await tiers.verify(networks.find())
+    prompt = [2 + (7 * i) % 200 for i in range(length)]
+    asked = replace(GREEDY, num_prompt_log_probs=num_top)
+    expected = networks.log_probs(prompt)
+    for _ in range(2):  # the second time the whole prompt is in the cache
+        peer = await tier.open(rounds.spec(prompt, sampling=asked))
+        transcript = await rounds.run(peer, None, length, 3, always(0))
+        assert networks.generate(prompt, 3) == transcript.token_ids
+        told = [verdict.prompt_log_probs for _, verdict in transcript.rounds]
+        assert [length - 1, 0, 0] == [len(each) for each in told]
+        for row, one, token_id in zip(expected, told[0], prompt[1:], strict=False):
+            assert num_top == len(one.top_token_ids)
+            assert_teacher_forced(row, one, token_id, num_top)
+    assert length < 18 or peer.opened.cached_prefix_length > 0
+    await asyncio.wrap_future(tier.service._verifier.engine.check())
+
+
+async def test_prompt_log_probs_change_nobody_elses_text(
+    tiers: Any, rounds: Any, networks: Any
+) -> None:
+    """Rows that are run anew lie in blocks that others read at the same time."""
+    tier = await tiers.verify(networks.find())
+    prompt = [2 + (7 * i) % 200 for i in range(64)]
+    asked = replace(GREEDY, num_prompt_log_probs=1)
+    samplings = [GREEDY, asked, GREEDY, asked, replace(GREEDY, num_log_probs=0)]
+    peers = [await tier.open(rounds.spec(prompt, sampling=one)) for one in samplings]
+    transcripts = await rounds.together(
+        *(rounds.run(peer, None, 64, 20, always(0)) for peer in peers)
+    )
+    for transcript in transcripts:
+        assert networks.generate(prompt, 20) == transcript.token_ids
+    await asyncio.wrap_future(tier.service._verifier.engine.check())
+
+
+async def test_prompt_log_probs_of_one_token_are_none(tiers: Any, rounds: Any, cycle: str) -> None:
+    """Nothing comes before the first token."""
+    tier = await tiers.verify(cycle)
+    asked = replace(GREEDY, num_prompt_log_probs=2)
+    verdict = await (await tier.open(rounds.spec([0], sampling=asked))).verify(Proposal(1, 1))
+    assert ((), 1) == (verdict.prompt_log_probs, verdict.next_token_id)
+
+
+async def test_output_is_no_prompt(tiers: Any, rounds: Any, networks: Any) -> None:
+    """A session that goes on with committed tokens is told of its prompt alone."""
+    tier = await tiers.verify(networks.find())
+    asked = replace(GREEDY, num_prompt_log_probs=0)
+    ids = [*PROMPT, *networks.generate(PROMPT, 10)]
+    peer = await tier.open(rounds.spec(ids, prompt_length=5, sampling=asked))
+    verdict = await peer.verify(Proposal(1, 15))
+    assert 4 == len(verdict.prompt_log_probs)
+    assert networks.generate(PROMPT, 11)[-1] == verdict.next_token_id
 
 
 async def test_log_probs_of_sessions_in_one_step_do_not_mix(
