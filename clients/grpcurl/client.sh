@@ -13,7 +13,8 @@ prompt="{\"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"$text\"}]
 # call METHOD JSON [FLAG...]: one call; an object per answer, a status as text.
 call() {
   "$grpcurl" -plaintext -import-path "$root/protos" -proto paceline/v1/gateway.proto \
-    -import-path "$root/clients" -proto error_details.proto -d "$2" "${@:3}" "$address" "paceline.v1.GatewayService/$1" 2>&1
+    -import-path "$root/clients" -proto error_details.proto -d "$2" "${@:3}" \
+    "$address" "paceline.v1.GatewayService/$1" 2>&1
 }
 
 # Streams one generation.
