@@ -8,15 +8,15 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceMemory:
     """One process."""
 
+    service: str
     address: str
     pid: int
     command: str
@@ -25,13 +25,9 @@ class ServiceMemory:
     peak_mib: float
     """Largest resident memory since the process started, loading included."""
 
-    def as_json(self) -> dict[str, Any]:
-        """The process as written."""
-        return asdict(self)
 
-
-def find_processes(addresses: Sequence[str]) -> list[ServiceMemory]:
-    """The processes that listen on these HOST:PORT here; empty where psutil is missing."""
+def find_processes(services: Sequence[tuple[str, str]]) -> list[ServiceMemory]:
+    """Those of (service, HOST:PORT) that listen on this machine; empty where psutil is missing."""
     if importlib.util.find_spec("psutil") is None:
         return []
     import psutil
@@ -46,14 +42,14 @@ def find_processes(addresses: Sequence[str]) -> list[ServiceMemory]:
         return []
     own = {"localhost", *(one.address for all_ in psutil.net_if_addrs().values() for one in all_)}
     found = []
-    for address in addresses:
+    for service, address in services:
         host, _, port = address.rpartition(":")
         if host in own and int(port) in listening:
-            found += _read(address, listening[int(port)])
+            found += _read(service, address, listening[int(port)])
     return found
 
 
-def _read(address: str, pid: int) -> list[ServiceMemory]:
+def _read(service: str, address: str, pid: int) -> list[ServiceMemory]:
     """The process, or nothing when it has ended or the system does not tell."""
     folder = Path("/proc") / str(pid)
     try:
@@ -63,4 +59,4 @@ def _read(address: str, pid: int) -> list[ServiceMemory]:
         return []
     sizes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", status))
     resident, peak = (int(sizes.get(name, 0)) / 1024 for name in ("VmRSS", "VmHWM"))
-    return [ServiceMemory(address, pid, command, resident, peak)]
+    return [ServiceMemory(service, address, pid, command, resident, peak)]

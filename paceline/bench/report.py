@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from paceline.bench.figures import ALL, Measurement, Ratio, Summary, ratios, summarize
+from paceline.bench.processes import ServiceMemory
 from paceline.bench.runs import Group, Run
 from paceline.cli.client import stats_as_json
 
@@ -97,6 +98,17 @@ def _grid(title: str, rows: Sequence[Summary], cells: dict[str, Cell]) -> Table:
     for summary in rows:
         texts = (cell(summary) for cell in cells.values())
         table.add_row(str(summary.concurrency), summary.row, *texts)
+    return table
+
+
+def memory_table(processes: Sequence[ServiceMemory]) -> Table:
+    """Memory of the services that run on this machine."""
+    table = Table("service", "address", "pid", title="memory, MiB", box=box.SIMPLE)
+    table.add_column("now", justify="right")
+    table.add_column("peak", justify="right")
+    for one in processes:
+        sizes = f"{one.resident_mib:.0f}", f"{one.peak_mib:.0f}"
+        table.add_row(one.service, one.address, str(one.pid), *sizes)
     return table
 
 

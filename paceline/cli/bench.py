@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from paceline.bench.peers import PeerSettings, load_peers
 from paceline.bench.plot import plot
 from paceline.bench.processes import find_processes
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
-from paceline.bench.report import as_json, tables
+from paceline.bench.report import as_json, memory_table, tables
 from paceline.bench.runs import Prompt, Row
 from paceline.cli.client import GenerationOptions, Stub, connect
 from paceline.cli.options import DraftLength, address_option
@@ -30,6 +31,7 @@ from paceline.v1 import gateway_pb2
 
 CACHE_DIR = Path("~/.cache/paceline").expanduser()
 PACKAGES = ("paceline", "torch", "transformers", "xllamacpp")
+TIERS = {gateway_pb2.TIER_DRAFT: "draft", gateway_pb2.TIER_VERIFY: "verify"}
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _at_least_one = click.IntRange(min=1)
 
@@ -96,23 +98,26 @@ async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None
         system = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         prompts = await tokenize(gateway, questions)
         model = system.models[0]
-        drafts = options["draft"] or tuple(model.draft_sources[:1])
+        drafts = tuple(dict.fromkeys(options["draft"])) or tuple(model.draft_sources[:1])
         served = _served(gateway, drafts, options)
         rows = [*served]
         if options["peers"]:
             rows += _peers(model.model.name, drafts, prompts, options)
         measurement = await _measure(rows, prompts, options["concurrency"])
-        addresses = [options["address"], *(replica.address for replica in system.replicas)]
+        services = [("gateway", options["address"])]
+        services += ((TIERS[replica.tier], replica.address) for replica in system.replicas)
     names = [row.name for row in served]
     for table in tables(measurement, names):
         Console().print(table)
+    if processes := find_processes(services):
+        Console().print(memory_table(processes))
     if options["out"] is not None:
         facts = {
-            "settings": {**options, "out": str(options["out"]), "prompts": str(options["prompts"])},
+            "settings": options,
             "target": model.model.name,
             "drafts": list(drafts),
             "machine": {**_machine(), "load_before": load_before, "load_after": os.getloadavg()},
-            "processes": [process.as_json() for process in find_processes(addresses)],
+            "processes": [asdict(process) for process in processes],
         }
         _write(options["out"], measurement, as_json(measurement, names, **facts))
 
@@ -158,7 +163,7 @@ def _peers(
 async def _measure(
     rows: Sequence[Row], prompts: Sequence[Prompt], concurrencies: Sequence[int]
 ) -> Measurement:
-    plan = turns(prompts, concurrencies)
+    plan = turns(prompts, sorted(set(concurrencies)))
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("warming up", total=sum(len(able(rows, turn)) for turn in plan))
         await warm_up(rows, prompts)
@@ -179,7 +184,7 @@ def _machine() -> dict[str, Any]:
 
 def _write(out: Path, measurement: Measurement, written: dict[str, Any]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(written, indent=2) + "\n")
+    out.write_text(json.dumps(written, indent=2, default=str) + "\n")
     picture = out.with_suffix(".png")
     drawn = plot(measurement, picture)
     click.echo(f"wrote {out}" + (f" and {picture}" if drawn else " (no plot: no matplotlib)"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from paceline.bench.figures import Measurement, ratio_of_medians, ratios, speculation, summarize
 from paceline.bench.runs import Group, Run
 from paceline.v1 import gateway_pb2
+from paceline.wire import duration
 
 MakeRun = Callable[..., Run]
 
@@ -22,10 +22,10 @@ def stats(rounds: int, drafted: int, accepted: int, plain: int = 0) -> gateway_p
         plain_round_count=plain,
         drafted_token_count=drafted,
         accepted_token_count=accepted,
-        draft_duration=timedelta(milliseconds=10 * rounds),
-        verify_duration=timedelta(milliseconds=15 * (rounds + plain)),
-        round_duration_p50=timedelta(milliseconds=30),
-        overhead_duration_p50=timedelta(milliseconds=5),
+        draft_duration=duration(1e-3 * 10 * rounds),
+        verify_duration=duration(1e-3 * 15 * (rounds + plain)),
+        round_duration_p50=duration(1e-3 * 30),
+        overhead_duration_p50=duration(1e-3 * 5),
         wire_bytes_per_token=100.0,
     )
 

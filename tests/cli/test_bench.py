@@ -13,9 +13,9 @@ FLAGS = ("bench", "--limit", "2", "--max-tokens", "9")
 
 
 def test_rows_and_requests(gateway: Any, paceline: Any, tmp_path: Path) -> None:
-    """Plain and each draft, every prompt once per size, one more of each row to warm up."""
+    """Plain and each draft, every prompt once for each size, one more of each row to warm up."""
     out = tmp_path / "deep" / "out.json"
-    sizes = ("--concurrency", "1", "--concurrency", "2")
+    sizes = ("--concurrency", "2", "--concurrency", "1", "--concurrency", "2")
     result = paceline(*FLAGS, *sizes, "--draft", "int8", "--draft", "ngram", "--json", str(out))
     assert 0 == result.exit_code, result.output
     asked = Counter(
@@ -28,7 +28,8 @@ def test_rows_and_requests(gateway: Any, paceline: Any, tmp_path: Path) -> None:
     assert {"plain", "int8", "ngram"} == {run["row"] for run in written["runs"]}
     assert 3 * (2 + 2) == len(written["runs"])
     assert ("letters", ["int8", "ngram"]) == (written["target"], written["drafts"])
-    assert [1, 2] == written["settings"]["concurrency"]
+    assert [2, 1, 2] == written["settings"]["concurrency"]
+    assert None is written["settings"]["prompts"]
     assert written["machine"]["cores"] >= 1
     assert out.with_suffix(".png").is_file()
 
@@ -45,9 +46,10 @@ def test_a_process_is_told(gateway: Any, paceline: Any, tmp_path: Path) -> None:
     """The gateway's own process, found by its address."""
     pytest.importorskip("psutil")
     out = tmp_path / "out.json"
-    paceline(*FLAGS, "--json", str(out))
+    result = paceline(*FLAGS, "--json", str(out))
     (process,) = json.loads(out.read_text())["processes"]
-    assert process["peak_mib"] > 0
+    assert "gateway" == process["service"] and process["peak_mib"] > 0
+    assert f"{process['peak_mib']:.0f}" in result.output
 
 
 def test_malformed_prompts_are_wrong_usage(gateway: Any, paceline: Any, tmp_path: Path) -> None:
