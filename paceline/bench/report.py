@@ -21,6 +21,11 @@ from paceline.cli.client import stats_as_json
 Cell = Callable[[Summary], str]
 
 
+def _short(value: float) -> str:
+    """A figure in at most five places, as far as there are figures like that."""
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
 def summaries(measurement: Measurement) -> list[Summary]:
     """Of every row, number of prompts at once and category that has runs."""
     places = product(measurement.concurrencies, measurement.categories, measurement.rows)
@@ -52,8 +57,8 @@ SPEED: dict[str, Cell] = {
     "all": lambda s: f"{s.figures['group_tokens_per_second']:.1f}",
     "decode": lambda s: f"{s.figures['group_decode_tokens_per_second']:.1f}",
     "first": lambda s: f"{1e3 * s.figures['first_token_s']:.0f}",
-    "p50": lambda s: f"{1e3 * s.figures['between_tokens_s_p50']:.1f}",
-    "p99": lambda s: f"{1e3 * s.figures['between_tokens_s_p99']:.1f}",
+    "p50": lambda s: _short(1e3 * s.figures["between_tokens_s_p50"]),
+    "p99": lambda s: _short(1e3 * s.figures["between_tokens_s_p99"]),
     "same": lambda s: "-" if s.num_same is None else f"{s.num_same}/{s.num_runs}",
 }
 
@@ -61,24 +66,24 @@ SPEED: dict[str, Cell] = {
 RATES = {"tokens_per_second": "one", "group_tokens_per_second": "all"}
 
 
-def _of_round(name: str, digits: int) -> Cell:
+def _of_round(name: str, form: Callable[[float], str] = _short) -> Cell:
     def cell(summary: Summary) -> str:
         assert summary.speculation is not None
-        return f"{summary.speculation[name]:.{digits}f}"
+        return form(summary.speculation[name])
 
     return cell
 
 
 # Draft and verify are means over all rounds, that of the prompt among them; the last two, medians.
 ROUND: dict[str, Cell] = {
-    "drafts": _of_round("tokens_drafted_per_proposal", 1),
-    "rate": _of_round("acceptance_rate", 2),
-    "length": _of_round("acceptance_length", 2),
-    "bytes": _of_round("wire_bytes", 0),
-    "draft": _of_round("draft_ms", 1),
-    "verify": _of_round("verify_ms", 1),
-    "else": _of_round("overhead_ms", 1),
-    "round": _of_round("round_ms", 1),
+    "drafts": _of_round("tokens_drafted_per_proposal"),
+    "rate": _of_round("acceptance_rate", "{:.2f}".format),
+    "length": _of_round("acceptance_length", "{:.2f}".format),
+    "bytes": _of_round("wire_bytes", "{:.0f}".format),
+    "draft": _of_round("draft_ms"),
+    "verify": _of_round("verify_ms"),
+    "else": _of_round("overhead_ms"),
+    "round": _of_round("round_ms"),
 }
 
 

@@ -16,6 +16,7 @@ from paceline.bench.plot import plot
 from paceline.bench.report import as_json, tables
 from paceline.bench.runs import Group, Run
 from paceline.v1 import gateway_pb2
+from paceline.wire import duration
 
 SERVED = ("plain", "ngram")
 
@@ -24,7 +25,12 @@ SERVED = ("plain", "ngram")
 def measurement(make_run: Callable[..., Run]) -> Measurement:
     """Two served rows and two peers, one of which takes one prompt at a time; seconds are twins."""
     stats = gateway_pb2.GenerationStats(
-        round_count=2, drafted_token_count=8, accepted_token_count=4
+        round_count=2,
+        drafted_token_count=8,
+        accepted_token_count=4,
+        draft_duration=duration(1.5),
+        verify_duration=duration(16.0),
+        wire_bytes_per_token=1000.0,
     )
     groups = []
     for place, name in enumerate(("plain", "ngram", "peer", "lookup"), 1):
@@ -54,7 +60,7 @@ def test_tables_have_every_row(measurement: Measurement) -> None:
     assert [("1", "plain"), ("1", "ngram"), ("2", "plain"), ("2", "ngram")] == [
         line[:2] for line in rounds
     ]
-    assert ("4.0", "0.50", "3.00") == rounds[1][2:5]
+    assert ("4.0", "0.50", "3.00", "4500", "750.0", "8000") == rounds[1][2:8]
     assert ("1", "one", "plain", "", "0.50 (0.50-0.50)") in over
     assert ("1", "one", "lookup", "4.00 (4.00-4.00)", "2.00 (2.00-2.00)") in over
     assert ("2", "all", "peer", "2.00 (2.00-2.00)", "1.33 (1.33-1.33)") in over
