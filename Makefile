@@ -11,9 +11,10 @@ INSTALLED := $(VENV)/.installed
 PIP := $(PYTHON) -m pip --disable-pip-version-check install --no-compile \
   --constraint constraints.txt
 PROTO_OUT := .
-CODE := paceline draft_service verify_service gateway tests
+RELEASED := protos/released.txtpb
+CODE := paceline draft_service verify_service gateway tests docs clients/python
 
-.PHONY: help setup demo test check mutants protos fmt clean
+.PHONY: help setup demo test check mutants protos contract fmt clean
 
 help: ## Lists the targets.
 	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
@@ -51,12 +52,19 @@ mutants: setup ## Makes known mistakes in copies of the tree; the tests must see
 
 # The plugins for type stubs are found on PATH, beside the interpreter. speculation.proto has no
 # service, so its empty service module is not kept.
-protos: setup ## Regenerates paceline/v1 from protos/.
+protos: setup ## Regenerates paceline/v1 and docs/reference.md from protos/.
 	@PATH="$(dir $(PYTHON)):$$PATH" $(PYTHON) -m grpc_tools.protoc -I protos \
 	  --python_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) \
 	  --mypy_out=quiet:$(PROTO_OUT) --mypy_grpc_out=quiet:$(PROTO_OUT) \
 	  protos/paceline/v1/*.proto
 	@rm -f $(PROTO_OUT)/paceline/v1/speculation_pb2_grpc.py{,i}
+	@mkdir -p $(PROTO_OUT)/docs
+	@$(PYTHON) docs/reference.py protos > $(PROTO_OUT)/docs/reference.md
+
+# Only at a release: what was released must still be read by every later version of the contracts.
+contract: setup ## Notes the contracts in protos/ as released, if they break nothing released before.
+	$(VENV)/bin/buf breaking protos --against $(RELEASED)
+	$(VENV)/bin/buf build protos --exclude-source-info --output $(RELEASED)
 
 fmt: setup ## Formats the code and the protos.
 	$(PYTHON) -m ruff format $(CODE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,22 @@ def test_generated_code_is_fresh(tmp_path: Path) -> None:
     assert sorted(fresh) == sorted(committed)
     stale = [name for name in fresh if fresh[name] != committed[name]]
     assert stale == []
+    reference = "docs/reference.md"
+    assert (tmp_path / reference).read_text() == (ROOT / reference).read_text()
+
+
+def test_reference_has_everything() -> None:
+    """Every RPC, message, field and enum value of the contracts is in the reference, explained."""
+    lines = (ROOT / "docs" / "reference.md").read_text().splitlines()
+    for text in (proto.read_text() for proto in PROTOS):
+        for kind, name in re.findall(r"^\s*(message|enum|service) (\w+)", text, re.M):
+            heading = f"service {name}" if kind == "service" else name
+            assert [line for line in lines if re.fullmatch(rf"### (\w+\.)*{heading}", line)], name
+        for name in re.findall(r"^\s*rpc (\w+)\(", text, re.M):
+            assert [line for line in lines if line.endswith(f".{name}") and "####" in line], name
+        for name in re.findall(r"^\s+[\w.<>, ]*?(\w+) = \d+(?: \[.*\])?;", text, re.M):
+            rows = [line for line in lines if line.startswith(f"| `{name}` |")]
+            assert rows and not [row for row in rows if row.endswith("|  |")], name
 
 
 def test_protos_lint() -> None:
@@ -43,6 +60,38 @@ def test_protos_lint() -> None:
     assert (lint.returncode, lint.stdout + lint.stderr) == (0, "")
     formatted = _run(buf, "format", "--diff", "--exit-code", "protos")
     assert (formatted.returncode, formatted.stdout) == (0, "")
+
+
+def _breaking(protos: Path) -> subprocess.CompletedProcess[str]:
+    buf = str(Path(sys.executable).parent / "buf")
+    return _run(buf, "breaking", str(protos), "--against", str(ROOT / "protos/released.txtpb"))
+
+
+def test_nothing_released_is_broken() -> None:
+    """The contracts still read and serve everything that the last release did."""
+    found = _breaking(ROOT / "protos")
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("  string text = 1;\n", "  string text = 1;\n  // A new one.\n  bool added = 99;\n", ""),
+        ("  string text = 1;\n", "", "deleted"),
+        ("  string text = 1;", "  string words = 1;", "changed name"),
+        ("  bool include_stop = 6;", "  int32 include_stop = 6;", "changed type"),
+        ("  rpc Tokenize(TokenizeRequest) returns (TokenizeResponse);", "", "deleted"),
+    ],
+    ids=["added", "removed", "renamed", "retyped", "rpc"],
+)
+def test_a_break_is_seen(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    """A field may be added; whatever a client may use may not change or go."""
+    copy = Path(shutil.copytree(ROOT / "protos", tmp_path / "protos"))
+    gateway = copy / "paceline" / "v1" / "gateway.proto"
+    assert old in gateway.read_text()
+    gateway.write_text(gateway.read_text().replace(old, new))
+    found = _breaking(copy)
+    assert (complaint != "", complaint in found.stdout) == (found.returncode != 0, True)
 
 
 @pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.stem)

@@ -8,7 +8,10 @@ how many rounds were accepted in full, in part, and not at all. It does not know
 from __future__ import annotations
 
 import asyncio
+import io
 import sys
+import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +23,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from paceline.bench.peers import load_tokenizer
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import address_option
@@ -87,6 +89,15 @@ class Target:
             logits = self._network(input_ids=torch.tensor([list(token_ids)])).logits[0, -1]
         first, second = logits.topk(2).values.tolist()
         return float(first - second)
+
+
+def load_tokenizer(archive: bytes) -> Any:
+    """The tokenizer in a verify tier's archive."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
+        return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 async def compare(

@@ -1,91 +1,106 @@
-"""Plain and speculative decoding of the same prompts through the same stack, interleaved.
+"""Several ways of generating the same prompts, interleaved.
 
-Each question is generated plainly (no draft tokens) and speculatively right after one another,
-alternating which goes first, so that a machine that drifts slows both alike. Figures of a single
-generation are the gateway's own; throughput is taken from the client's clock.
+Every group of prompts goes through all rows before the next group does, each time beginning with
+another row, so that a machine that drifts slows all alike. One row runs at a time. Services and
+peers are alike here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import cycle, islice
 
 from paceline.bench.prompts import Question
-from paceline.cli.client import Generation, GenerationOptions, Stub, chat_prompt, generate
+from paceline.bench.runs import Arrival, Group, Prompt, Row, Run
+from paceline.cli.client import GenerationOptions, Stub, chat_prompt, generate, ids_prompt
+from paceline.v1 import gateway_pb2
 
 OnDone = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """One generation with the client's clock beside it."""
+class ServedRow:
+    """Generation through a running system."""
 
-    generation: Generation
-    wall_s: float
+    name: str
+    gateway: Stub
+    options: GenerationOptions
+    max_concurrency: int = sys.maxsize
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens over the whole time, that to the first token included."""
-        return len(self.generation.token_ids) / self.wall_s
+    async def run(self, prompts: Sequence[Prompt]) -> list[Run]:
+        """See Row."""
+        return await asyncio.gather(*(self._run(prompt) for prompt in prompts))
+
+    async def _run(self, prompt: Prompt) -> Run:
+        request = self.options.request(ids_prompt(prompt.token_ids))
+        # A domain of its own: nobody's prefix is found in a cache, so each run pays its prompt.
+        request.cache_domain = secrets.token_hex(8)
+        arrivals: list[Arrival] = []
+        start = time.perf_counter()
+
+        async def note(tokens: gateway_pb2.Tokens) -> None:
+            arrivals.append(Arrival(time.perf_counter() - start, len(tokens.token_ids)))
+
+        generation = await generate(self.gateway, request, note)
+        return Run(prompt.question, tuple(arrivals), generation.token_ids, generation.stats)
+
+
+async def tokenize(gateway: Stub, questions: Sequence[Question]) -> list[Prompt]:
+    """The ids of each question as the user's turn of a chat, from the target's own tokenizer."""
+    prompts = []
+    for question in questions:
+        form = chat_prompt([("user", question.text)])
+        answer = await gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=form))
+        prompts.append(Prompt(question, tuple(answer.token_ids)))
+    return prompts
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Both generations of one question."""
+class Turn:
+    """One group of prompts, before it goes through the rows."""
 
-    question: Question
-    plain: Timed
-    speculative: Timed
-
-    @property
-    def speedup(self) -> float:
-        """Speculative over plain tokens per second, each without its time to the first token."""
-        plain = self.plain.generation.stats.tokens_per_second
-        speculative = self.speculative.generation.stats.tokens_per_second
-        return speculative / plain if plain else 0.0
-
-    @property
-    def is_same(self) -> bool:
-        """Whether both gave the same ids; expected of greedy decoding."""
-        return self.plain.generation.token_ids == self.speculative.generation.token_ids
+    concurrency: int
+    number: int
+    prompts: tuple[Prompt, ...]
 
 
-async def measure(
-    gateway: Stub,
-    questions: Sequence[Question],
-    options: GenerationOptions,
-    concurrency: int,
-    on_done: OnDone,
-) -> list[Pair]:
-    """Measures every question, `concurrency` of them at once, in the order given."""
-    slots = asyncio.Semaphore(concurrency)
+def turns(prompts: Sequence[Prompt], concurrencies: Sequence[int]) -> list[Turn]:
+    """The prompts in groups of each size, sizes interleaved.
 
-    async def one(number: int, question: Question) -> Pair:
-        async with slots:
-            pair = await _pair(gateway, question, options, is_plain_first=number % 2 == 0)
-        on_done()
-        return pair
-
-    return await asyncio.gather(*(one(*numbered) for numbered in enumerate(questions)))
+    A last group that is not full is filled up from the beginning.
+    """
+    every = [
+        Turn(size, number, tuple(islice(cycle(prompts), number * size, (number + 1) * size)))
+        for size in concurrencies
+        for number in range(-(-len(prompts) // size))
+    ]
+    return sorted(every, key=lambda turn: (turn.number + 1) * turn.concurrency)
 
 
-async def _pair(
-    gateway: Stub, question: Question, options: GenerationOptions, *, is_plain_first: bool
-) -> Pair:
-    plainly = replace(options, draft="none", num_draft_tokens=0)
-    if is_plain_first:
-        plain = await _timed(gateway, question, plainly)
-        speculative = await _timed(gateway, question, options)
-    else:
-        speculative = await _timed(gateway, question, options)
-        plain = await _timed(gateway, question, plainly)
-    return Pair(question, plain, speculative)
+def able(rows: Sequence[Row], turn: Turn) -> list[Row]:
+    """The rows that take this many prompts at once, beginning with another one at each turn."""
+    found = [row for row in rows if turn.concurrency <= row.max_concurrency]
+    shift = turn.number % len(found)
+    return found[shift:] + found[:shift]
 
 
-async def _timed(gateway: Stub, question: Question, options: GenerationOptions) -> Timed:
-    request = options.request(chat_prompt([("user", question.text)]))
-    start = time.perf_counter()
-    generation = await generate(gateway, request)
-    return Timed(generation, time.perf_counter() - start)
+async def warm_up(rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
+    """Runs one prompt through every row: first calls pay for what later ones do not."""
+    for row in rows:
+        await row.run(prompts[:1])
+
+
+async def measure(rows: Sequence[Row], plan: Sequence[Turn], on_done: OnDone) -> list[Group]:
+    """Takes all turns, calling `on_done` after each row of each."""
+    groups = []
+    for turn in plan:
+        for row in able(rows, turn):
+            runs = await row.run(turn.prompts)
+            groups.append(Group(row.name, turn.concurrency, turn.number, tuple(runs)))
+            on_done()
+    return groups

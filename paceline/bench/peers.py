@@ -1,114 +1,154 @@
-"""The same models in this process, without services: transformers' own generation.
+"""Peers in this process, without services: transformers plain, assisted, with prompt lookup.
 
-Imports torch and transformers, and the engine's loader, only when asked to run. Greedy, batch 1,
-the same prompts and number of tokens; prompts go through the model's own chat template.
+Imports torch, transformers and the engine's loader only when asked to load. Peers generate as the
+services are asked to, from the same ids; several prompts are one static batch, filled up at the
+left. llama.cpp is loaded from here too, and runs in a file of its own.
 """
 
 from __future__ import annotations
 
-import io
-import tempfile
+import asyncio
 import time
-import zipfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.prompts import Question
-from paceline.errors import InvalidArgument
+from paceline.bench.llama_cpp import load_llama_cpp
+from paceline.bench.runs import Arrival, Prompt, Row, Run
+from paceline.cli.client import GenerationOptions
+from paceline.errors import InvalidArgument, PacelineError
+
+MAX_BATCH = 256
+PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 4}
+
+Report = Callable[[str], None]
+"""Called with each line that says which peer is missing, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """What to run."""
+    """What to load."""
 
     target: str
-    draft: str
-    """Model name of the draft for assisted generation; empty leaves it out."""
-    max_tokens: int
+    drafts: tuple[str, ...]
+    """Draft sources of the services; those that are models are drafts of assisted generation."""
+    options: GenerationOptions
     num_threads: int
     cache_dir: Path
+    max_concurrency: int
+    max_prompt_length: int
+    """Tokens of the longest prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRun:
-    """One generation."""
+def load_peers(settings: PeerSettings, report: Report) -> list[Row]:
+    """The peers that can be loaded; why others cannot is reported."""
+    from paceline.engine.model_source import find_gguf
 
-    name: str
-    question_id: str
-    num_tokens: int
-    num_first_tokens: int
-    """Tokens that came together first: one, or a block of an assisted generation."""
-    first_token_s: float
-    wall_s: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens after the first ones, over the time after them, as the gateway counts."""
-        rest_s = self.wall_s - self.first_token_s
-        return (self.num_tokens - self.num_first_tokens) / rest_s if rest_s > 0 else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        """The run with its rate."""
-        return {**asdict(self), "tokens_per_second": self.tokens_per_second}
+    rows: list[Row] = []
+    try:
+        rows += load_transformers(settings, report)
+    except PacelineError as error:
+        report(f"no transformers: {error}")
+    try:
+        bounds = settings.max_concurrency, settings.max_prompt_length
+        file = find_gguf(settings.target)
+        rows.append(load_llama_cpp(file, settings.options, settings.num_threads, bounds))
+    except PacelineError as error:
+        report(f"no llama.cpp: {error}")
+    return rows
 
 
-def peer_draft(source: str, target: str) -> str:
-    """The draft of assisted generation that corresponds to a draft source of `target`."""
-    return f"{source}:{target}" if source == "quantized:int8" else source
-
-
-def run_peers(questions: Sequence[Question], settings: PeerSettings) -> Iterator[PeerRun]:
-    """Generates every question with transformers, plainly and, with a draft, assisted.
+def load_transformers(settings: PeerSettings, report: Report) -> list[Row]:
+    """The rows of transformers: plain, prompt lookup, and assisted with each draft model.
 
     Raises:
-        PacelineError: a model cannot be loaded, or is not one of transformers.
+        PacelineError: the target cannot be loaded, or is not one of transformers.
     """
     import torch
 
+    torch.set_num_threads(settings.num_threads)
+    target = _load(settings.target, settings)
+    rows: list[Row] = [TransformersRow("transformers", target, settings.options)]
+    rows.append(TransformersRow("prompt lookup", target, settings.options, PROMPT_LOOKUP, 1))
+    for source in settings.drafts:
+        if source == "ngram":  # its peer is prompt lookup
+            continue
+        try:
+            draft = _load(peer_draft(source, settings.target), settings)
+        except PacelineError as error:
+            report(f"no assisted generation with {source}: {error}")
+            continue
+        name, keywords = f"assisted {source}", {"assistant_model": draft}
+        rows.append(TransformersRow(name, target, settings.options, keywords, 1))
+    return rows
+
+
+def peer_draft(source: str, target: str) -> str:
+    """The model's name behind a draft source of `target`."""
+    return f"{source}:{target}" if source == "quantized:int8" else source
+
+
+def _load(name: str, settings: PeerSettings) -> Any:
     from paceline.engine import models
 
-    torch.set_num_threads(settings.num_threads)
-    options = models.LoadOptions(cache_dir=settings.cache_dir)
-    target = models.load(settings.target, options, lambda _: None)
-    network: Any = target.network
+    loaded = models.load(name, models.LoadOptions(settings.cache_dir), lambda _: None)
+    network: Any = loaded.network
     if not hasattr(network, "generate"):
-        raise InvalidArgument("target", f"{target.name} is not a model of transformers")
-    tokenizer = load_tokenizer(target.tokenizer_archive)
-    ways: dict[str, dict[str, Any]] = {"transformers generate": {}}
-    if settings.draft == "ngram":
-        ways["transformers prompt lookup"] = {"prompt_lookup_num_tokens": 4}
-    elif settings.draft:
-        draft = models.load(settings.draft, options, lambda _: None)
-        ways["transformers assisted"] = {"assistant_model": draft.network}
-    for question in questions:
-        prompt = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question.text}],
-            add_generation_prompt=True,
-            return_dict=True,
-            return_tensors="pt",
+        raise InvalidArgument("target", f"{name} is not a model of transformers")
+    end_ids = network.generation_config.eos_token_id
+    network.generation_config.pad_token_id = end_ids[0] if isinstance(end_ids, list) else end_ids
+    if settings.options.ignore_eos:
+        network.generation_config.eos_token_id = None
+    return network
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersRow:
+    """`generate` of one network with some keywords."""
+
+    name: str
+    network: Any = field(repr=False)
+    options: GenerationOptions
+    keywords: dict[str, Any] = field(default_factory=dict)
+    max_concurrency: int = MAX_BATCH
+
+    async def run(self, prompts: Sequence[Prompt]) -> list[Run]:
+        """See Row."""
+        return await asyncio.to_thread(self._run, prompts)
+
+    def _run(self, prompts: Sequence[Prompt]) -> list[Run]:
+        import torch
+
+        width = max(len(prompt.token_ids) for prompt in prompts)
+        pads = [width - len(prompt.token_ids) for prompt in prompts]
+        ids = [[0] * pad + list(p.token_ids) for pad, p in zip(pads, prompts, strict=True)]
+        mask = [[0] * pad + [1] * (width - pad) for pad in pads]
+        temperature = 1.0 if self.options.temperature is None else self.options.temperature
+        drawing = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+        clock = _Clock()
+        output = self.network.generate(
+            input_ids=torch.tensor(ids),
+            attention_mask=torch.tensor(mask),
+            max_new_tokens=self.options.max_tokens,
+            do_sample=temperature > 0,
+            streamer=clock,
+            **drawing,
+            **self.keywords,
         )
-        for name, arguments in ways.items():
-            clock = _Clock()
-            output = network.generate(
-                **prompt,
-                **arguments,
-                max_new_tokens=settings.max_tokens,
-                do_sample=False,
-                streamer=clock,
-            )
-            num_tokens = output.shape[1] - prompt["input_ids"].shape[1]
-            yield clock.finish(name, question.id, num_tokens)
+        outputs = output[:, width:].tolist()
+        if len(prompts) == 1:
+            return [Run(prompts[0].question, tuple(clock.arrivals), tuple(outputs[0]))]
+        return [self._of_batch(p, ids, clock) for p, ids in zip(prompts, outputs, strict=True)]
 
-
-def load_tokenizer(archive: bytes) -> Any:
-    """The tokenizer in a verify tier's archive."""
-    import transformers
-
-    with tempfile.TemporaryDirectory() as folder:
-        zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
-        return transformers.AutoTokenizer.from_pretrained(folder)
+    def _of_batch(self, prompt: Prompt, token_ids: list[int], clock: _Clock) -> Run:
+        """One row of a batch: a token per step until its end, then padding."""
+        end_ids = self.network.generation_config.eos_token_id
+        ends = set(end_ids if isinstance(end_ids, list) else [end_ids])
+        stops = (place for place, token_id in enumerate(token_ids, 1) if token_id in ends)
+        length = next(stops, len(token_ids))
+        arrivals = tuple(Arrival(arrival.at_s, 1) for arrival in clock.arrivals[:length])
+        return Run(prompt.question, arrivals, tuple(token_ids[:length]))
 
 
 class _Clock:
@@ -116,21 +156,14 @@ class _Clock:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._first: tuple[float, int] | None = None
         self._has_prompt = False
+        self.arrivals: list[Arrival] = []
 
     def put(self, value: Any) -> None:
-        """Notes when the first tokens came, and how many they were."""
-        if not self._has_prompt:
-            self._has_prompt = True
-        elif self._first is None:
-            self._first = (time.perf_counter() - self._start, value.numel())
+        """Notes when tokens came, and how many they were."""
+        if self._has_prompt:
+            self.arrivals.append(Arrival(time.perf_counter() - self._start, value.numel()))
+        self._has_prompt = True
 
     def end(self) -> None:
         """Called at the end of a generation; the caller knows it too."""
-
-    def finish(self, name: str, question_id: str, num_tokens: int) -> PeerRun:
-        """The run, ending now."""
-        wall_s = time.perf_counter() - self._start
-        first_s, num_first = self._first or (wall_s, num_tokens)
-        return PeerRun(name, question_id, num_tokens, num_first, first_s, wall_s)

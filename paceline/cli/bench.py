@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +15,25 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.bench.measure import Pair, measure
-from paceline.bench.peers import PeerRun, PeerSettings, peer_draft, run_peers
+from paceline.bench.figures import Measurement
+from paceline.bench.measure import ServedRow, able, measure, tokenize, turns, warm_up
+from paceline.bench.peers import PeerSettings, load_peers
+from paceline.bench.plot import plot
+from paceline.bench.processes import find_processes
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
-from paceline.bench.report import as_json, plot, table
-from paceline.cli.client import GenerationOptions, connect
+from paceline.bench.report import as_json, memory_table, tables
+from paceline.bench.runs import Prompt, Row
+from paceline.cli.client import GenerationOptions, Stub, connect
 from paceline.cli.options import DraftLength, address_option
 from paceline.cli.stack import num_cores
 from paceline.cli.terminal import run
-from paceline.errors import PacelineError
 from paceline.v1 import gateway_pb2
 
+CACHE_DIR = Path("~/.cache/paceline").expanduser()
+PACKAGES = ("paceline", "torch", "transformers", "xllamacpp")
+TIERS = {gateway_pb2.TIER_DRAFT: "draft", gateway_pb2.TIER_VERIFY: "verify"}
 _file = click.Path(exists=True, dir_okay=False, path_type=Path)
+_at_least_one = click.IntRange(min=1)
 
 
 @click.command()
@@ -34,21 +46,37 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=_at_least_one,
     show_default="all",
     help="Number of prompts, spread over the categories.",
 )
 @click.option(
     "--max-tokens", type=click.IntRange(min=2), default=64, help="Longest output, tokens."
 )
-@click.option("--concurrency", type=click.IntRange(min=1), default=1, help="Prompts at once.")
+@click.option("--ignore-eos", is_flag=True, help="Make every output as long as that.")
+@click.option(
+    "--concurrency",
+    type=_at_least_one,
+    multiple=True,
+    default=(1,),
+    help="Prompts at once; repeatable.",
+)
 @click.option("--temperature", type=float, default=0.0, help="0 is greedy.")
-@click.option("--draft", default="", show_default="chosen by the service", help="Draft source.")
+@click.option(
+    "--draft",
+    multiple=True,
+    show_default="chosen by the service",
+    help="Draft source; repeatable, one row each.",
+)
 @click.option("--num-draft-tokens", type=DraftLength(), default="auto", help="Proposal length.")
-@click.option("--peers", is_flag=True, help="Also run transformers' generation in this process.")
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Also run transformers and llama.cpp on the same prompts in this process.",
+)
 @click.option(
     "--peer-threads",
-    type=click.IntRange(min=1),
+    type=_at_least_one,
     default=num_cores,
     show_default="number of cores",
     help="Threads of the peers.",
@@ -56,62 +84,107 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="File for JSON; plot beside.")
 def bench(**options: Any) -> None:
     """Measures plain and speculative decoding of the same prompts, interleaved."""
-    prompts, limit = options["prompts"], options["limit"]
+    path, limit = options["prompts"], options["limit"]
     try:
-        questions = read_questions(prompts) if prompts else own_questions()
+        questions = read_questions(path) if path else own_questions()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--prompts") from None
-    questions = spread(questions, limit or len(questions))
-    pairs, model = run(_measure(questions, options))
-    peers = _peers(questions, model, options) if options["peers"] else []
-    Console().print(table(pairs, peers))
-    if (out := options["out"]) is not None:
-        settings = {**options, "prompts": str(prompts or "own"), "target": model.model.name}
-        _write(out, settings, pairs, peers)
+    run(_bench(spread(questions, limit or len(questions)), options))
 
 
-async def _measure(
-    questions: list[Question], options: dict[str, Any]
-) -> tuple[list[Pair], gateway_pb2.ServedModel]:
-    wanted = GenerationOptions(
+async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None:
+    load_before = os.getloadavg()
+    async with connect(options["address"]) as gateway:
+        system = await gateway.ListModels(gateway_pb2.ListModelsRequest())
+        prompts = await tokenize(gateway, questions)
+        model = system.models[0]
+        drafts = tuple(dict.fromkeys(options["draft"])) or tuple(model.draft_sources[:1])
+        served = _served(gateway, drafts, options)
+        rows = [*served]
+        if options["peers"]:
+            rows += _peers(model.model.name, drafts, prompts, options)
+        measurement = await _measure(rows, prompts, options["concurrency"])
+        services = [("gateway", options["address"])]
+        services += ((TIERS[replica.tier], replica.address) for replica in system.replicas)
+    names = [row.name for row in served]
+    for table in tables(measurement, names):
+        Console().print(table)
+    if processes := find_processes(services):
+        Console().print(memory_table(processes))
+    if options["out"] is not None:
+        facts = {
+            "settings": options,
+            "target": model.model.name,
+            "drafts": list(drafts),
+            "machine": {**_machine(), "load_before": load_before, "load_after": os.getloadavg()},
+            "processes": [asdict(process) for process in processes],
+        }
+        _write(options["out"], measurement, as_json(measurement, names, **facts))
+
+
+def _options(options: dict[str, Any], **fields: Any) -> GenerationOptions:
+    return GenerationOptions(
         max_tokens=options["max_tokens"],
         temperature=options["temperature"],
-        draft=options["draft"],
-        num_draft_tokens=options["num_draft_tokens"],
+        ignore_eos=options["ignore_eos"],
+        **fields,
     )
-    async with connect(options["address"]) as gateway:
-        models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        with Progress(console=Console(stderr=True)) as progress:
-            bar = progress.add_task("plain and speculative", total=len(questions))
-            done = lambda: progress.advance(bar)  # noqa: E731 - a def would only repeat the line
-            pairs = await measure(gateway, questions, wanted, options["concurrency"], done)
-    return pairs, models.models[0]
+
+
+def _served(gateway: Stub, drafts: Sequence[str], options: dict[str, Any]) -> list[Row]:
+    """Plain decoding, and one row for each draft source."""
+    rows: list[Row] = [
+        ServedRow("plain", gateway, _options(options, draft="none", num_draft_tokens=0))
+    ]
+    length = options["num_draft_tokens"]
+    rows += (
+        ServedRow(name, gateway, _options(options, draft=name, num_draft_tokens=length))
+        for name in drafts
+    )
+    return rows
 
 
 def _peers(
-    questions: list[Question], model: gateway_pb2.ServedModel, options: dict[str, Any]
-) -> list[PeerRun]:
-    """The same questions without services, with the draft that the measurement used."""
-    source = options["draft"] or next(iter(model.draft_sources), "")
+    target: str, drafts: tuple[str, ...], prompts: Sequence[Prompt], options: dict[str, Any]
+) -> list[Row]:
     settings = PeerSettings(
-        target=model.model.name,
-        draft=peer_draft(source, model.model.name),
-        max_tokens=options["max_tokens"],
+        target=target,
+        drafts=drafts,
+        options=_options(options),
         num_threads=options["peer_threads"],
-        cache_dir=Path("~/.cache/paceline").expanduser(),
+        cache_dir=CACHE_DIR,
+        max_concurrency=max(options["concurrency"]),
+        max_prompt_length=max(len(prompt.token_ids) for prompt in prompts),
     )
-    try:
-        with Console(stderr=True).status("peers in this process"):
-            return list(run_peers(questions, settings))
-    except PacelineError as error:
-        click.echo(f"no peers: {error}", err=True)
-        return []
+    with Console(stderr=True).status("loading the peers"):
+        return load_peers(settings, report=lambda line: click.echo(line, err=True))
 
 
-def _write(out: Path, settings: dict[str, Any], pairs: list[Pair], peers: list[PeerRun]) -> None:
+async def _measure(
+    rows: Sequence[Row], prompts: Sequence[Prompt], concurrencies: Sequence[int]
+) -> Measurement:
+    plan = turns(prompts, sorted(set(concurrencies)))
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("warming up", total=sum(len(able(rows, turn)) for turn in plan))
+        await warm_up(rows, prompts)
+        progress.update(bar, description=f"{len(rows)} rows by turns")
+        groups = await measure(rows, plan, lambda: progress.advance(bar))
+    return Measurement(tuple(row.name for row in rows), tuple(groups))
+
+
+def _machine() -> dict[str, Any]:
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {"platform": platform.platform(), "cores": num_cores(), "versions": versions}
+
+
+def _write(out: Path, measurement: Measurement, written: dict[str, Any]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    written = {key: value for key, value in settings.items() if key != "out"}
-    out.write_text(json.dumps(as_json(written, pairs, peers), indent=2) + "\n")
+    out.write_text(json.dumps(written, indent=2, default=str) + "\n")
     picture = out.with_suffix(".png")
-    names = f"{out} and {picture}" if plot(pairs, picture) else f"{out} (no plot: no matplotlib)"
-    click.echo(f"wrote {names}")
+    drawn = plot(measurement, picture)
+    click.echo(f"wrote {out}" + (f" and {picture}" if drawn else " (no plot: no matplotlib)"))

@@ -48,6 +48,19 @@ def find_source(
     return ModelFiles(_locate(base, cache_dir, progress)), quantization
 
 
+def find_gguf(name: str) -> Path | None:
+    """The GGUF file behind a model's name, quantized or not; None where it has another source.
+
+    Raises:
+        NotFound: The built-in model is not installed.
+    """
+    base = name.removeprefix(_INT8_PREFIX)
+    if base == _SMOLLM2:
+        return _find_smollm2()
+    path = Path(base).expanduser()
+    return path if path.suffix == ".gguf" else None
+
+
 def _locate(name: str, cache_dir: Path, progress: Callable[[str], None]) -> str:
     if name == _SMOLLM2:
         return str(gguf_conversion.convert(_find_smollm2(), _SMOLLM2, cache_dir, progress))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 import pytest
 
+from paceline.bench.prompts import Question
+from paceline.bench.runs import Arrival, Run
 from paceline.cli.client import connect
 from paceline.v1 import gateway_pb2
 
@@ -19,6 +23,8 @@ class CountingGateway:
     requests: list[gateway_pb2.GenerateRequest] = field(default_factory=list)
     num_running: int = 0
     most_running: int = 0
+    together: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(1))
+    """Every generation waits until as many run as this has parties."""
 
     async def generate(
         self, request: gateway_pb2.GenerateRequest, context: object
@@ -27,6 +33,7 @@ class CountingGateway:
         self.requests.append(request)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
+        await self.together.wait()
         yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started())
         for token_id in range(3):
             tokens = gateway_pb2.Tokens(
@@ -37,11 +44,23 @@ class CountingGateway:
         self.num_running -= 1
         yield gateway_pb2.GenerateResponse(finished=gateway_pb2.Finished(stats=stats))
 
+    async def tokenize(
+        self, request: gateway_pb2.TokenizeRequest, context: object
+    ) -> gateway_pb2.TokenizeResponse:
+        """One id: the length of what the user says."""
+        (turn,) = request.prompt.chat.messages
+        return gateway_pb2.TokenizeResponse(token_ids=[len(turn.content)])
+
 
 @pytest.fixture
 async def counting() -> AsyncIterator[tuple[CountingGateway, object]]:
     """The gateway and a stub for it."""
     gateway = CountingGateway()
+    tokenizer = grpc.unary_unary_rpc_method_handler(
+        gateway.tokenize,
+        request_deserializer=gateway_pb2.TokenizeRequest.FromString,
+        response_serializer=gateway_pb2.TokenizeResponse.SerializeToString,
+    )
     handler = grpc.unary_stream_rpc_method_handler(
         gateway.generate,
         request_deserializer=gateway_pb2.GenerateRequest.FromString,
@@ -50,10 +69,21 @@ async def counting() -> AsyncIterator[tuple[CountingGateway, object]]:
     server = grpc.aio.server()
     name = gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].full_name
     server.add_generic_rpc_handlers(
-        [grpc.method_handlers_generic_handler(name, {"Generate": handler})]
+        [grpc.method_handlers_generic_handler(name, {"Generate": handler, "Tokenize": tokenizer})]
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with connect(f"127.0.0.1:{port}") as stub:
         yield gateway, stub
     await server.stop(None)
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Run]:
+    """Runs by their arrivals, as (seconds, tokens)."""
+
+    def make(*arrivals: tuple[float, int], category: str = "a", **fields: Any) -> Run:
+        question = Question("1", category, "?")
+        return Run(question, tuple(Arrival(*arrival) for arrival in arrivals), **fields)
+
+    return make

@@ -1,103 +1,107 @@
-"""Figures of a measurement: medians, pooled acceptance, and everything raw beside them."""
+"""What is printed and written: every row, ratios of the served ones, everything raw beside them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from paceline.bench.measure import Pair, Timed
-from paceline.bench.peers import PeerRun, peer_draft
-from paceline.bench.prompts import Question
-from paceline.bench.report import as_json, by_category, plot, summarize, table
-from paceline.cli.client import Generation
+from paceline.bench.figures import Measurement
+from paceline.bench.plot import plot
+from paceline.bench.report import as_json, tables
+from paceline.bench.runs import Group, Run
 from paceline.v1 import gateway_pb2
+from paceline.wire import duration
+
+SERVED = ("plain", "ngram")
 
 
-def _timed(rate: float, rounds: int = 0, drafted: int = 0, accepted: int = 0, id: int = 1) -> Timed:
+@pytest.fixture
+def measurement(make_run: Callable[..., Run]) -> Measurement:
+    """Two served rows and two peers, one of which takes one prompt at a time; seconds are twins."""
     stats = gateway_pb2.GenerationStats(
-        tokens_per_second=rate,
-        round_count=rounds,
-        drafted_token_count=drafted,
-        accepted_token_count=accepted,
+        round_count=2,
+        drafted_token_count=8,
+        accepted_token_count=4,
+        draft_duration=duration(1.5),
+        verify_duration=duration(16.0),
+        wire_bytes_per_token=1000.0,
     )
-    finished = gateway_pb2.Finished(stats=stats)
-    return Timed(Generation("x", (id, 2), (4, 4), gateway_pb2.Started(), finished), wall_s=0.5)
+    groups = []
+    for place, name in enumerate(("plain", "ngram", "peer", "lookup"), 1):
+        told = {"token_ids": (1, 2), "stats": stats} if name in SERVED else {"token_ids": (1, 3)}
+        run = make_run((1.0, 1), (1.0 + place, 8), **told)
+        groups.append(Group(name, 1, 0, (run,)))
+        if name != "lookup":
+            groups.append(Group(name, 2, 0, (run, run)))
+    return Measurement(("plain", "ngram", "peer", "lookup"), tuple(groups))
 
 
-PAIRS = [
-    Pair(Question("1", "math", "?"), _timed(10), _timed(20, 2, 8, 8)),
-    Pair(Question("2", "math", "?"), _timed(10), _timed(15, 2, 8, 4)),
-    Pair(Question("3", "code", "?"), _timed(20), _timed(10, 4, 16, 0, id=9)),
-]
-PEERS = [PeerRun("peer", "1", 11, 1, 0.5, 1.5), PeerRun("peer", "2", 21, 1, 0.5, 1.5)]
+def cells(table: object) -> list[tuple[str, ...]]:
+    """The lines of a table."""
+    return list(zip(*(list(column.cells) for column in table.columns), strict=True))  # type: ignore[attr-defined]
 
 
-def test_groups() -> None:
-    """Categories in order, then all."""
-    sizes = {name: len(group) for name, group in by_category(PAIRS).items()}
-    assert list(sizes.items()) == [("code", 1), ("math", 2), ("all", 3)]
+def test_tables_have_every_row(measurement: Measurement) -> None:
+    """By number of prompts at once; a round's parts are told by the served rows alone."""
+    speed, rounds, over, categories = map(cells, tables(measurement, SERVED))
+    every = [("1", "plain"), ("1", "ngram"), ("1", "peer"), ("1", "lookup")]
+    every += [("2", "plain"), ("2", "ngram"), ("2", "peer")]
+    assert every == [line[:2] for line in speed]
+    assert [("1", "a"), ("1", "all"), ("2", "a"), ("2", "all")] == [c[:2] for c in categories]
+    assert (("8.0", "4.0", "2.7", "2.0"), "") == (categories[0][2:], categories[2][-1])
+    assert ("1", "plain", "8.0", "4.5", "8.0", "1000", "125.0", "125.0", "1/1") == speed[0]
+    assert "0/1" == speed[2][-1]
+    assert [("1", "plain"), ("1", "ngram"), ("2", "plain"), ("2", "ngram")] == [
+        line[:2] for line in rounds
+    ]
+    assert ("4.0", "0.50", "3.00", "4500", "750.0", "8000") == rounds[1][2:8]
+    assert ("1", "one", "plain", "", "0.50 (0.50-0.50)") in over
+    assert ("1", "one", "lookup", "4.00 (4.00-4.00)", "2.00 (2.00-2.00)") in over
+    assert ("2", "all", "peer", "2.00 (2.00-2.00)", "1.33 (1.33-1.33)") in over
+    assert [] == [line for line in over if line[0] == "2" and line[2] == "lookup"]
 
 
-def test_summary() -> None:
-    """Speedups are medians over questions; acceptance is pooled over tokens."""
-    figures = summarize(PAIRS)
-    assert figures["speedup"] == 1.5
-    assert figures["speedup_quartiles"] == (1.0, 1.75)
-    assert (figures["plain_tokens_per_second"], figures["speculative_tokens_per_second"]) == (
-        10,
-        15,
-    )
-    assert figures["acceptance_rate"] == 12 / 32
-    assert figures["acceptance_length"] == 1 + 12 / 8
-    assert (figures["identical"], figures["prompts"]) == (2, 3)
+def test_tables_fit_a_terminal(measurement: Measurement) -> None:
+    """Nothing is cut in 80 columns, with names and figures as long as they get."""
+    longer = {"ngram": "quantized:int8", "lookup": "assisted quantized:int8"}
+    groups = tuple(replace(g, row=longer.get(g.row, g.row)) for g in measurement.groups)
+    rows = tuple(longer.get(row, row) for row in measurement.rows)
+    console = Console(file=StringIO(), width=80)
+    for table in tables(Measurement(rows, groups), [longer.get(row, row) for row in SERVED]):
+        console.print(table)
+    assert isinstance(console.file, StringIO) and "…" not in console.file.getvalue()
 
 
-def test_nothing_drafted() -> None:
-    """Without drafts there is no rate, and a round commits one token."""
-    figures = summarize([Pair(Question("1", "a", "?"), _timed(10), _timed(10))])
-    assert (figures["acceptance_rate"], figures["acceptance_length"]) == (0.0, 1.0)
-    assert figures["speedup_quartiles"] == (1.0, 1.0)
+def test_json_is_json(measurement: Measurement) -> None:
+    """Facts first; summaries, ratios of served rows, and raw runs with their arrivals."""
+    written = json.loads(json.dumps(as_json(measurement, SERVED, settings={"limit": 3})))
+    assert ["settings", "summaries", "ratios", "runs"] == list(written)
+    assert {"plain", "ngram"} == {ratio["row"] for ratio in written["ratios"]}
+    assert {"plain", "ngram", "peer", "lookup"} == {ratio["base"] for ratio in written["ratios"]}
+    assert 1 + 1 + 1 + 1 + 2 + 2 + 2 == len(written["runs"])
+    first = written["runs"][0]
+    assert ([[1.0, 1], [2.0, 8]], 8.0) == (first["arrivals"], first["tokens_per_second"])
+    assert 4 == first["stats"]["accepted_tokens"]
+    assert None is written["runs"][-1]["stats"]
 
 
-def test_json_is_json() -> None:
-    """Everything can be written, raw figures included."""
-    written = json.loads(json.dumps(as_json({"limit": 3}, PAIRS, PEERS)))
-    assert written["settings"] == {"limit": 3}
-    assert written["categories"]["code"]["speedup"] == 0.5
-    assert [question["question_id"] for question in written["questions"]] == ["1", "2", "3"]
-    assert written["questions"][0]["speculative"]["stats"]["accepted_tokens"] == 8
-    assert written["peers"]["peer"]["tokens_per_second"] == 15.0
-
-
-def test_table_names_every_group_and_peer() -> None:
-    """One line each."""
-    rows = [list(column.cells) for column in table(PAIRS, PEERS).columns]
-    assert rows[0] == ["code", "math", "all", "peer"]
-    assert rows[4][0] == "0.50x (0.50-0.50)"
-
-
-def test_plot(tmp_path: Path) -> None:
+def test_plot(measurement: Measurement, tmp_path: Path) -> None:
     """A picture is written where matplotlib is there."""
     pytest.importorskip("matplotlib")
-    assert plot(PAIRS, tmp_path / "out.png")
+    assert plot(measurement, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_no_plot_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_plot_without_matplotlib(
+    measurement: Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it nothing is written, and that is said."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert not plot(PAIRS, tmp_path / "out.png")
+    assert not plot(measurement, tmp_path / "out.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_rate_of_a_peer() -> None:
-    """Tokens that came together first are left out, as is the time to them."""
-    assert PeerRun("p", "1", 14, 4, 1.0, 3.0).tokens_per_second == 5.0
-
-
-def test_draft_of_a_peer() -> None:
-    """The target's own weights quantized need the target's name; other names stand alone."""
-    assert peer_draft("quantized:int8", "smollm2") == "quantized:int8:smollm2"
-    assert peer_draft("ngram", "smollm2") == "ngram"

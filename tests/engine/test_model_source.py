@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engine import gguf_conversion
 from paceline.engine.model_files import ModelFiles
-from paceline.engine.model_source import INT8_PER_ROW, find_source
+from paceline.engine.model_source import INT8_PER_ROW, find_gguf, find_source
 from paceline.errors import InvalidArgument, NotFound
 
 
@@ -100,3 +100,18 @@ def test_malformed_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
         find_source(name, tmp_path, ignore)
     assert "model" == caught.value.field
+
+
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+def test_gguf_file_behind_a_name(tmp_path: Path, prefix: str) -> None:
+    """The file itself, for programs that read it as it is; None for names of anything else."""
+    assert Path("model.gguf") == find_gguf(f"{prefix}model.gguf")
+    assert None is find_gguf(f"{prefix}{tmp_path}")
+    assert None is find_gguf(f"{prefix}someone/a-model")
+
+
+@pytest.mark.model
+def test_gguf_file_of_the_built_in_model() -> None:
+    """It is found in its package."""
+    found = find_gguf("smollm2")
+    assert found is not None and found.is_file()

@@ -1,0 +1,72 @@
+"""A client of the gateway: text as it comes, a refusal with its details, a deadline.
+
+`python client.py [HOST:PORT [PROMPT]]`, in an environment with the package `paceline`, which needs
+no torch, or with modules that you generate yourself from `protos/`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from paceline.v1 import gateway_pb2 as pb
+from paceline.v1 import gateway_pb2_grpc, speculation_pb2
+
+GREEDY = speculation_pb2.SamplingParams(temperature=0)
+
+
+def print_text(gateway: gateway_pb2_grpc.GatewayServiceStub, prompt: pb.Prompt) -> None:
+    """Streams one generation, piece by piece, then its figures."""
+    request = pb.GenerateRequest(prompt=prompt, sampling=GREEDY, max_tokens=32)
+    for event in gateway.Generate(request, timeout=60):
+        match event.WhichOneof("event"):
+            case "tokens":
+                print(event.tokens.text, end="", flush=True)
+            case "finished":
+                usage, stats = event.finished.usage, event.finished.stats
+                print(f"\n{usage.completion_token_count} tokens in {stats.round_count} rounds")
+
+
+def print_refusal(gateway: gateway_pb2_grpc.GatewayServiceStub, prompt: pb.Prompt) -> None:
+    """Asks for something that cannot be: the status says what and why."""
+    sampling = speculation_pb2.SamplingParams(temperature=-1)
+    refused = pb.GenerateRequest(prompt=prompt, sampling=sampling)
+    try:
+        gateway.Complete(pb.CompleteRequest(generation=refused), timeout=60)
+    except grpc.RpcError as error:
+        print(f"{error.code().name}: {error.details()}")
+        for detail in rpc_status.from_call(error).details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(info):
+                print(f"{info.domain} {info.reason} {dict(info.metadata)}")
+
+
+def print_deadline(gateway: gateway_pb2_grpc.GatewayServiceStub, prompt: pb.Prompt) -> None:
+    """Lets a deadline pass: both tiers stop working on it, and what came before it is valid."""
+    request = pb.GenerateRequest(prompt=prompt, sampling=GREEDY)
+    request.sampling.ignore_eos = True
+    num_tokens = 0
+    try:
+        for event in gateway.Generate(request, timeout=0.5):
+            num_tokens += len(event.tokens.token_ids)
+    except grpc.RpcError as error:
+        print(f"{error.code().name} after {num_tokens} tokens")
+
+
+def main() -> None:
+    """All three, one after another, on one channel."""
+    defaults = ("127.0.0.1:50051", "Name three rivers in Europe.")
+    address, text = (*sys.argv[1:], *defaults[len(sys.argv) - 1 :])
+    with grpc.insecure_channel(address) as channel:
+        gateway = gateway_pb2_grpc.GatewayServiceStub(channel)
+        prompt = pb.Prompt(chat=pb.Chat(messages=[pb.ChatMessage(role="user", content=text)]))
+        print_text(gateway, prompt)
+        print_refusal(gateway, prompt)
+        print_deadline(gateway, prompt)
+
+
+if __name__ == "__main__":
+    main()
