@@ -1,7 +1,7 @@
 """Fills in the sheet that predictions are made from, through a running system.
 
-Plain decoding first, then every source with the longest proposals, then the source that drafts most
-often with the shorter ones, for the target's step by its number of rows. It predicts nothing.
+Plain decoding, every source with the longest proposals, and the first source with the shorter ones
+too, for the target's step by its number of rows; all interleaved. It predicts nothing.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.bench.prompts import Question
-from paceline.bench.runs import Run, plainly, run_source
+from paceline.bench.runs import Run, plainly, run_interleaved
 from paceline.bench.sheet import Sheet, SourceSheet
 from paceline.cli.client import GenerationOptions, Stub
 from paceline.v1 import gateway_pb2
 
 LENGTHS = (1, 2, 4, 8)
 """Draft tokens of the proposals that are run; the last is run with every source."""
+_LEAST_S = 1e-6
+"""A step takes this long at least, so that noise makes no ratio infinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,11 @@ async def measure_sheet(
     on_done: Callable[[], None],
 ) -> Measured:
     """Measures the first model that is served, with the draft sources that fit it."""
-    plain = await run_source(gateway, questions, plainly(options), on_done)
-    runs = [
-        await run_source(gateway, questions, _drafting(options, source, LENGTHS[-1]), on_done)
-        for source in models.models[0].draft_sources
-    ]
-    if runs:
-        busiest = max(runs, key=lambda run: run.num_rounds).source
-        runs += [
-            await run_source(gateway, questions, _drafting(options, busiest, length), on_done)
-            for length in LENGTHS[:-1]
-        ]
+    sources = models.models[0].draft_sources
+    wanted = [plainly(options)]
+    wanted += [_drafting(options, source, LENGTHS[-1]) for source in sources]
+    wanted += [_drafting(options, source, k) for source in sources[:1] for k in LENGTHS[:-1]]
+    plain, *runs = await run_interleaved(gateway, questions, wanted, on_done)
     queued = sum(r.load.queued_count for r in models.replicas if r.tier == gateway_pb2.TIER_VERIFY)
     return Measured(make_sheet(plain, runs, queued), plain, tuple(runs))
 
@@ -66,7 +62,7 @@ def make_sheet(plain: Run, runs: Sequence[Run], queued: int) -> Sheet:
     longest = max((run.num_draft_tokens for run in runs), default=0)
     full = [run for run in runs if run.num_draft_tokens == longest]
     busiest = max(full, key=lambda run: run.num_rounds).source if full else ""
-    verify = {0: plain.round_s(has_proposal=False) - plain.overhead_s}
+    verify = {0: max(_LEAST_S, plain.round_s(has_proposal=False) - plain.overhead_s)}
     verify |= {run.num_draft_tokens: _target_s(run) for run in runs if run.source == busiest}
     return Sheet(
         verify_s=verify,
@@ -81,7 +77,7 @@ def _target_s(run: Run) -> float:
     """The target's step within a round with a proposal."""
     drafted = run.num_drafted / max(1, run.num_rounds)
     rest_s = run.draft_s_per_token * drafted + run.overhead_s
-    return max(0.0, run.round_s(has_proposal=True) - rest_s)
+    return max(_LEAST_S, run.round_s(has_proposal=True) - rest_s)
 
 
 def _source_sheet(run: Run, plain: Run) -> SourceSheet:

@@ -122,28 +122,32 @@ class Run:
         return sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
 
 
-async def run_source(
+async def run_interleaved(
     gateway: Stub,
     questions: Sequence[Question],
-    options: GenerationOptions,
+    wanted: Sequence[GenerationOptions],
     on_done: Callable[[], None] = lambda: None,
-) -> Run:
-    """Runs every question, one after the other, with the source and the length of `options`.
+) -> list[Run]:
+    """Runs every question with each of the options in turn, so that a drift slows all alike.
 
-    Each run is a tenant of its own: what an earlier run made of the same prompts is not known to
-    its caches, nor to a source that remembers finished outputs.
+    Each run is a tenant of its own: what another run made of the same prompts is not known to its
+    caches, nor to a source that remembers finished outputs.
     """
-    generations, rounds = [], []
-    tenant = f"run-{uuid.uuid4()}"
+    tenants = [f"run-{uuid.uuid4()}" for _ in wanted]
+    generations: list[list[Generation]] = [[] for _ in wanted]
+    rounds: list[list[Round]] = [[] for _ in wanted]
     for question in questions:
-        request = options.request(chat_prompt([("user", question.text)]))
-        request.cache_domain = tenant
-        generation, own = await _timed(gateway, request)
-        generations.append(generation)
-        rounds += own[1:]
-        on_done()
-    length = options.num_draft_tokens or 0
-    return Run(options.draft, length, tuple(generations), tuple(rounds))
+        for index, options in enumerate(wanted):
+            request = options.request(chat_prompt([("user", question.text)]))
+            request.cache_domain = tenants[index]
+            generation, own = await _timed(gateway, request)
+            generations[index].append(generation)
+            rounds[index] += own[1:]
+            on_done()
+    return [
+        Run(options.draft, options.num_draft_tokens or 0, tuple(generations[i]), tuple(rounds[i]))
+        for i, options in enumerate(wanted)
+    ]
 
 
 def plainly(options: GenerationOptions) -> GenerationOptions:

@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
-from paceline.bench.runs import Run, plainly, run_source
+from paceline.bench.runs import Run, plainly, run_interleaved
 from paceline.cli.client import GenerationOptions, connect
 from paceline.cli.options import address_option
 from paceline.v1 import gateway_pb2
@@ -99,15 +99,12 @@ async def measure_sources(
                 progress.advance(bar)
 
             for way, sampling in WAYS.items():
-                wanted = replace(sampling, max_tokens=options["max_tokens"])
-                plain = await run_source(gateway, questions, plainly(wanted), done)
-                rows.append(describe(way, plain, plain))
-                for source in sources:
-                    drafted = replace(
-                        wanted, draft=source, num_draft_tokens=options["num_draft_tokens"]
-                    )
-                    run = await run_source(gateway, questions, drafted, done)
-                    rows.append(describe(way, run, plain))
+                limited = replace(sampling, max_tokens=options["max_tokens"])
+                length = options["num_draft_tokens"]
+                wanted = [plainly(limited)]
+                wanted += [replace(limited, draft=s, num_draft_tokens=length) for s in sources]
+                runs = await run_interleaved(gateway, questions, wanted, done)
+                rows += [describe(way, one, runs[0]) for one in runs]
     return rows
 
 

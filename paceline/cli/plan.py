@@ -65,6 +65,8 @@ def plan(as_json: bool, **options: Any) -> None:
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--prompts") from None
     measured, models = run(_measure(spread(questions, options["limit"]), options))
+    if not measured.plain.rounds:
+        raise click.ClickException("every output ends with its first token: nothing to measure")
     if not measured.sheet.sources:
         raise click.ClickException("no draft source of this system proposed anything")
     prices = Prices(options["target_price"], options["draft_price"])
@@ -174,10 +176,10 @@ def _print(report: dict[str, Any]) -> None:
 
 def _table(report: dict[str, Any]) -> Table:
     grid = Table(box=box.SIMPLE, title="the best length of each source")
-    grid.add_column("source")
+    grid.add_column("source", overflow="fold")
     for title in (
-        *("k", "accepted", "ms/token", "speed-up", "with overlap", "breaks even at"),
-        *("drafts per target", "cost per M"),
+        *("k", "accepted", "breaks even", "ms/token", "speed-up", "overlapped"),
+        *("drafts/target", "cost/M"),
     ):
         grid.add_column(title, justify="right")
     for row in report["sources"]:
@@ -186,10 +188,10 @@ def _table(report: dict[str, Any]) -> Table:
             row["source"],
             str(row["num_draft_tokens"]),
             f"{row['acceptance_rate']:.2f}",
+            f"{row['break_even']:.2f}",
             f"{row['draft_ms_per_token']:.1f}",
             f"{row['speedup']:.2f}x",
-            f"<= {row['overlapped_speedup']:.2f}x",
-            f"{row['break_even']:.2f}",
+            f"{row['overlapped_speedup']:.2f}x",
             f"{row['drafts_per_target']:.2f}",
             f"{cost:.2f}" if cost else "-",
         )

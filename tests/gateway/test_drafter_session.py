@@ -133,7 +133,7 @@ async def test_length_zero_keeps_warm(servers: Servers, eventually: Eventually) 
 async def test_a_generation_outgrows_the_drafts_context(
     servers: Servers, eventually: Eventually
 ) -> None:
-    """B62: past the draft's context it is not asked any more, its session ends, and that is told."""
+    """B62: past the draft's context it is asked no more, its session ends, and that is told."""
     tier = await servers.draft(SCRIPT, max_length=10)
     rounds = await Rounds(servers, await servers.tiers([], [tier])).opened(eventually)
     assert [3, 1] == [len((await rounds.propose(k)).token_ids) for k in (3, 1)]
