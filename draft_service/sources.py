@@ -102,6 +102,10 @@ class _Loader:
             check_tokens(tokens, target, maps_ends=config.map_ends)
         loaded, engine = assemble(model_name, config.engine_settings(), report_progress)
         announced = _speaking(loaded.identity, target) if target else loaded.identity
+        report_progress(
+            f"source {name}: {loaded.identity.dtype} {loaded.identity.quantization or 'whole'},"
+            f" {loaded.identity.vocabulary_size} ids, {announced.vocabulary_size} announced"
+        )
         # The ends are those that the target knows; the rest is about the draft's own ids.
         own = replace(loaded.identity, eos_token_ids=announced.eos_token_ids)
         grammars = Grammars(loaded.tokenizer_archive, own)

@@ -83,9 +83,7 @@ class SuffixIndex:
             votes.pop(_END, None)
             if not votes:
                 break
-            token_id, count = votes.most_common(1)[
-                0
-            ]  # of equals the first: the latest place's
+            token_id, count = votes.most_common(1)[0]  # of equals the first: the latest place's
             if count < _MIN_SHARE * num_voters:
                 break
             voted.append(token_id)

@@ -18,6 +18,9 @@ from typing import Any
 from paceline.bench.prompts import Question
 from paceline.errors import InvalidArgument
 
+_OURS_ALONE = ("suffix", "grammar", "hybrid:", "early-exit:")
+"""Sources, or how their names begin, that transformers has nothing like."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
@@ -55,7 +58,9 @@ class PeerRun:
 
 
 def peer_draft(source: str, target: str) -> str:
-    """The draft of assisted generation that corresponds to a draft source of `target`."""
+    """The draft of assisted generation that corresponds to a draft source of `target`, if any."""
+    if source.startswith(_OURS_ALONE):
+        return ""
     return f"{source}:{target}" if source == "quantized:int8" else source
 
 

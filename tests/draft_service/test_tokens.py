@@ -95,6 +95,20 @@ async def test_the_law_of_an_unequal_pair(
         assert expected == pytest.approx(count / num_tokens, abs=4 * (0.25 / num_tokens) ** 0.5)
 
 
+async def test_each_tier_has_its_own_type(tiers: Any, rounds: Any, networks: Any) -> None:
+    """B90: a draft in bfloat16 drafts for a target in float32, whose text it does not change."""
+    verify = await tiers.verify(networks.find())
+    tier = await tiers.draft(networks.find(), target=networks.find(), dtype="bfloat16")
+    types = (await verify.identity()).dtype, (await tier.identity()).dtype
+    assert ("float32", "bfloat16") == types
+    session = rounds.spec([5, 6, 7])
+    transcript = await rounds.run(
+        await verify.open(session), await tier.open(session), 3, 40, lambda _: 4
+    )
+    assert networks.generate([5, 6, 7], 40) == transcript.token_ids
+    assert transcript.num_accepted > 0
+
+
 def test_another_text_for_an_id_is_refused_at_start(write_table: Any) -> None:
     """B46: the service does not start; both strings are in the message."""
     target, draft = write_table(0.5, 0.5), write_table(0.5, 0.5, alphabet="ax")
