@@ -309,7 +309,7 @@ async def test_a_replica_that_changed_later_is_no_error(
 async def test_a_full_draft_is_asked_again(
     servers: Servers, eventually: Eventually, error: PacelineError
 ) -> None:
-    """No room on the draft tier: the target goes on alone, and the draft joins later."""
+    """B89: no room on the draft tier: the target goes on alone, and the draft joins later."""
     tier = await servers.draft(SCRIPT)
     tier.refusals = [error, error]
     rounds = Rounds(servers, await servers.tiers([], [tier]))
