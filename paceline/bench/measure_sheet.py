@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.bench.prompts import Question
-from paceline.bench.runs import Run, plainly, run_interleaved
+from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.bench.sheet import Sheet, SourceSheet
 from paceline.cli.client import GenerationOptions, Stub
 from paceline.v1 import gateway_pb2
@@ -26,10 +26,10 @@ class Measured:
     """A sheet with the runs behind it."""
 
     sheet: Sheet
-    plain: Run
-    runs: tuple[Run, ...]
+    plain: Trial
+    runs: tuple[Trial, ...]
 
-    def speedup(self, run: Run) -> float:
+    def speedup(self, run: Trial) -> float:
         """What one run really gained over plain decoding."""
         rate = self.plain.tokens_per_second
         return run.tokens_per_second / rate if rate else 0.0
@@ -57,7 +57,7 @@ async def measure_sheet(
     return Measured(make_sheet(plain, runs, queued), plain, tuple(runs))
 
 
-def make_sheet(plain: Run, runs: Sequence[Run], queued: int) -> Sheet:
+def make_sheet(plain: Trial, runs: Sequence[Trial], queued: int) -> Sheet:
     """Reads the sheet off the runs."""
     longest = max((run.num_draft_tokens for run in runs), default=0)
     full = [run for run in runs if run.num_draft_tokens == longest]
@@ -73,14 +73,14 @@ def make_sheet(plain: Run, runs: Sequence[Run], queued: int) -> Sheet:
     )
 
 
-def _target_s(run: Run) -> float:
+def _target_s(run: Trial) -> float:
     """The target's step within a round with a proposal."""
     drafted = run.num_drafted / max(1, run.num_rounds)
     rest_s = run.draft_s_per_token * drafted + run.overhead_s
     return max(_LEAST_S, run.round_s(has_proposal=True) - rest_s)
 
 
-def _source_sheet(run: Run, plain: Run) -> SourceSheet:
+def _source_sheet(run: Trial, plain: Trial) -> SourceSheet:
     return SourceSheet(
         name=run.source,
         draft_s=run.draft_s_per_token,

@@ -18,9 +18,6 @@ from typing import Any
 from paceline.bench.prompts import Question
 from paceline.errors import InvalidArgument
 
-_OURS_ALONE = ("suffix", "grammar", "hybrid:", "early-exit:")
-"""Sources, or how their names begin, that transformers has nothing like."""
-
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
@@ -58,9 +55,7 @@ class PeerRun:
 
 
 def peer_draft(source: str, target: str) -> str:
-    """The draft of assisted generation that corresponds to a draft source of `target`, if any."""
-    if source.startswith(_OURS_ALONE):
-        return ""
+    """The draft of assisted generation that corresponds to a draft source of `target`."""
     return f"{source}:{target}" if source == "quantized:int8" else source
 
 

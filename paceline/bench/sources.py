@@ -22,7 +22,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
-from paceline.bench.runs import Run, plainly, run_interleaved
+from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.cli.client import GenerationOptions, connect
 from paceline.cli.options import address_option
 from paceline.v1 import gateway_pb2
@@ -34,7 +34,7 @@ WAYS = {
 """How each prompt is sampled: in both ways the draft may not change an id."""
 
 
-def describe(way: str, run: Run, plain: Run) -> dict[str, Any]:
+def describe(way: str, run: Trial, plain: Trial) -> dict[str, Any]:
     """The figures of one source beside plain decoding of the same prompts."""
     plain_rate = plain.tokens_per_second
     return {
@@ -53,7 +53,7 @@ def describe(way: str, run: Run, plain: Run) -> dict[str, Any]:
     }
 
 
-def _num_steps(run: Run) -> int:
+def _num_steps(run: Trial) -> int:
     """Steps of the target, those without a proposal included."""
     return sum(g.stats.round_count + g.stats.plain_round_count for g in run.generations)
 

@@ -101,4 +101,3 @@ def test_draft_of_a_peer() -> None:
     """The target's own weights quantized need the target's name; other names stand alone."""
     assert peer_draft("quantized:int8", "smollm2") == "quantized:int8:smollm2"
     assert peer_draft("ngram", "smollm2") == "ngram"
-    assert peer_draft("hybrid:suffix+quantized:int8", "smollm2") == ""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.bench import measure_sheet, memory
-from paceline.bench.runs import Run
+from paceline.bench.trials import Trial
 from paceline.bench.sheet import Prices, Sheet, SourceSheet
 from paceline.cli.plan import make_report
 from paceline.errors import NotFound
@@ -18,12 +18,12 @@ from paceline.v1 import gateway_pb2
 
 FAST = SourceSheet("fast", 0.01, 0.0, (0.9, 0.8))
 SHEET = Sheet({0: 0.1, 1: 0.1, 2: 0.1}, 0.0, (FAST, replace(FAST, name="slow", draft_s=0.2)), 40)
-PLAIN = Run("none", 0, ())
+PLAIN = Trial("none", 0, ())
 
 
 def test_the_report() -> None:
     """The best source and length, each source's own best, predictions beside what was run."""
-    measured = measure_sheet.Measured(SHEET, PLAIN, (Run("fast", 2, ()), Run("grammar", 2, ())))
+    measured = measure_sheet.Measured(SHEET, PLAIN, (Trial("fast", 2, ()), Trial("grammar", 2, ())))
     report = make_report(measured, Prices(36, 0), {})
     assert (True, "fast", 2) == (
         report["worth_it"],

@@ -30,7 +30,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Trial:
     """What came of the prompts, in their order."""
 
     source: str
@@ -116,7 +116,7 @@ class Run:
         durations = [r.duration_s for r in self.rounds if r.has_proposal is has_proposal]
         return statistics.median(durations) if durations else 0.0
 
-    def num_same(self, other: Run) -> int:
+    def num_same(self, other: Trial) -> int:
         """Number of prompts that gave the same ids in both."""
         pairs = zip(self.generations, other.generations, strict=True)
         return sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs)
@@ -127,7 +127,7 @@ async def run_interleaved(
     questions: Sequence[Question],
     wanted: Sequence[GenerationOptions],
     on_done: Callable[[], None] = lambda: None,
-) -> list[Run]:
+) -> list[Trial]:
     """Runs every question with each of the options in turn, so that a drift slows all alike.
 
     Each run is a tenant of its own: what another run made of the same prompts is not known to its
@@ -145,7 +145,7 @@ async def run_interleaved(
             rounds[index] += own[1:]
             on_done()
     return [
-        Run(options.draft, options.num_draft_tokens or 0, tuple(generations[i]), tuple(rounds[i]))
+        Trial(options.draft, options.num_draft_tokens or 0, tuple(generations[i]), tuple(rounds[i]))
         for i, options in enumerate(wanted)
     ]
 

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.bench.measure_sheet import Measured, make_sheet
 from paceline.bench.prompts import Question
-from paceline.bench.runs import Round, Run, plainly, run_interleaved
+from paceline.bench.trials import Round, Trial, plainly, run_interleaved
 from paceline.bench.sources import describe
 from paceline.cli.client import Generation, GenerationOptions
 from paceline.v1 import gateway_pb2
@@ -23,13 +23,13 @@ def _generation(*ids: int, rate: float = 10.0, overhead_ms: int = 2, **counts: A
     return Generation("x", ids, (4,) * len(ids), gateway_pb2.Started(), finished)
 
 
-PLAIN = Run(
+PLAIN = Trial(
     "none",
     0,
     (_generation(1, 2, 3, plain_round_count=3), _generation(4, 5, rate=5, plain_round_count=2)),
     (Round(False, 0.1), Round(False, 0.3), Round(False, 0.2)),
 )
-DRAFTED = Run(
+DRAFTED = Trial(
     "small",
     2,
     (
@@ -104,7 +104,7 @@ def test_the_sheet_of_two_runs() -> None:
 
 def test_a_source_that_never_spoke_is_not_on_the_sheet() -> None:
     """There is nothing to predict it from."""
-    silent = Run("grammar", 2, (_generation(1, plain_round_count=3),))
+    silent = Trial("grammar", 2, (_generation(1, plain_round_count=3),))
     assert ["small"] == [s.name for s in make_sheet(PLAIN, [silent, DRAFTED], 0).sources]
     assert () == make_sheet(PLAIN, [], 0).sources
 
