@@ -69,6 +69,8 @@ class DrafterSession:
         self._is_open = False
         """Whether the replica has answered on this stream."""
         self._max_draft_tokens = 0
+        self._max_length = 0
+        """Tokens of the longest sequence that the draft continues, once its replica has answered."""
         self._absence = "opening"
         """Why there is no stream, as the name of a fallback's cause."""
         self._num_closed_bytes = 0
@@ -79,6 +81,8 @@ class DrafterSession:
         """Rounds that asked for draft tokens and got none, by cause."""
         self.num_stale = 0
         """Proposals that nobody waited for any more."""
+        self._has_retired = False
+        """Whether the generation has outgrown the draft's context."""
         has_draft = bool(replicas.targets) and choice.source != NO_DRAFT
         self._task = asyncio.create_task(self._run()) if has_draft else None
 
@@ -95,7 +99,11 @@ class DrafterSession:
         """
         self._token_ids += advance.new_token_ids
         nothing = Proposal(advance.round, advance.committed_length)
+        if self._is_open and advance.committed_length >= self._max_length:
+            self._retire()
         if self._task is None:
+            if self._has_retired and advance.num_draft_tokens:
+                self.fallbacks["draft_context"] += 1
             return nothing
         proposal = await self._ask(advance)
         if self._task.done() and not self._task.cancelled():
@@ -119,6 +127,11 @@ class DrafterSession:
             self._task.cancel()
             if self._task.done() and not self._task.cancelled():
                 self._task.exception()  # told through `propose`, or no longer of interest
+
+    def _retire(self) -> None:
+        """Ends the session for good: the draft can say nothing more, and need not be asked."""
+        self.close()
+        self._task, self._has_retired = None, True
 
     async def _ask(self, advance: Advance) -> Proposal | None:
         """The answer to an advance; None without one, for the reason in `_absence`."""
@@ -213,6 +226,7 @@ class DrafterSession:
         if response.HasField("opened"):
             opened = wire.decode_opened(response.opened)
             self._is_open, self._max_draft_tokens = True, opened.max_draft_tokens
+            self._max_length = opened.max_length
             self.source = opened.source
         elif response.HasField("proposal"):
             self._deliver(wire.decode_proposal(response.proposal))

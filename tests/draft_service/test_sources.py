@@ -44,6 +44,22 @@ async def test_describe_lists_sources_in_order(tiers: Any, networks: Any) -> Non
         check_pair(model, target, rule)
 
 
+@pytest.mark.parametrize("name", ["early-exit:1", "quantized:int8:early-exit:1"])
+async def test_early_exit_of_the_target(tiers: Any, rounds: Any, networks: Any, name: str) -> None:
+    """The target's own first layers, without a training of their own, fit the target."""
+    tier = await tiers.draft(name, target=networks.find())
+    model = await tier.identity()
+    assert f"{name}:{networks.find()}" == model.name
+    verify = await tiers.verify(networks.find())
+    check_pair(model, await verify.identity())
+    session = rounds.spec([5, 6, 7])
+    transcript = await rounds.run(
+        await verify.open(session), await tier.open(session), 3, 24, lambda _: 3
+    )
+    assert networks.generate([5, 6, 7], 24) == transcript.token_ids
+    assert transcript.num_drafted > 0
+
+
 def test_source_that_is_not_there(write_table: Any, tmp_path: Path) -> None:
     """A start that fails names the model, and stops what it had started."""
     before = num_engines()

@@ -34,6 +34,24 @@ def words(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}I", *values)
 
 
+@pytest.mark.parametrize(
+    ("size", "ids", "probabilities"),
+    [(10, [3, 5, 9], [0.2, 0.2, 0.6]), (9, [3, 5], [0.5, 0.5]), (5, [3], [1.0])],
+)
+def test_below(size: int, ids: list[int], probabilities: list[float]) -> None:
+    """B44: the law given that the id is one of the first ones."""
+    below = law([3, 5, 9], [0.2, 0.2, 0.6]).below(size)
+    assert (ids, probabilities) == (below.token_ids.tolist(), below.probabilities.tolist())
+
+
+def test_nothing_below() -> None:
+    """Void with its reason where no mass is left; a law that is void keeps its own reason."""
+    for some in (law([3, 5], [0.0, 1.0]), law([5], [1.0])):
+        assert isinstance(some.below(4).error, RuntimeError)
+    error = InvalidArgument("x", "y")
+    assert error is Law.void(error).below(4).error
+
+
 def test_probability_is_0_off_the_support() -> None:
     """Under, between and over the named ids; named ids give their own."""
     some = law([3, 5, 9], [0.2, 0.0, 0.8])

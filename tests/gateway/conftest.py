@@ -411,6 +411,7 @@ class DraftTier(_Tier):
 
     mode: str = "right"
     sources: tuple[DraftSource, ...] = (DraftSource("scripted"),)
+    max_length: int = 64
     advances: list[Any] = field(default_factory=list)
     answers: Callable[[Proposal], list[Proposal]] | None = None
     """What is sent in the place of a proposal."""
@@ -455,7 +456,7 @@ class DraftTier(_Tier):
             token_ids = list(session.token_ids)
             yield draft_pb2.DraftResponse(
                 opened=draft_pb2.DraftOpened(
-                    max_length=64,
+                    max_length=self.max_length,
                     max_draft_tokens=self.max_draft_tokens,
                     source=first.open.source or self.sources[0].name,
                 )

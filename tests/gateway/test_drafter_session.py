@@ -130,6 +130,20 @@ async def test_length_zero_keeps_warm(servers: Servers, eventually: Eventually) 
     rounds.session.close()
 
 
+async def test_a_generation_outgrows_the_drafts_context(
+    servers: Servers, eventually: Eventually
+) -> None:
+    """B62: past the draft's context it is asked no more, its session ends, and that is told."""
+    tier = await servers.draft(SCRIPT, max_length=10)
+    rounds = await Rounds(servers, await servers.tiers([], [tier])).opened(eventually)
+    assert [3, 1] == [len((await rounds.propose(k)).token_ids) for k in (3, 1)]
+    assert [0, 0, 0] == [len((await rounds.propose(k)).token_ids) for k in (3, 0, 3)]
+    await tier.closed.wait()
+    assert ([4, 8], 1) == ([a.committed_length for a in tier.advances], tier.num_opened)
+    assert {"draft_context": 2} == dict(rounds.session.fallbacks)
+    rounds.session.close()
+
+
 async def test_the_drafts_limit_is_kept(servers: Servers, eventually: Eventually) -> None:
     """B95: a draft is never asked for more than it announced."""
     tier = await servers.draft(SCRIPT, max_draft_tokens=2)
@@ -295,7 +309,7 @@ async def test_a_replica_that_changed_later_is_no_error(
 async def test_a_full_draft_is_asked_again(
     servers: Servers, eventually: Eventually, error: PacelineError
 ) -> None:
-    """No room on the draft tier: the target goes on alone, and the draft joins later."""
+    """B89: no room on the draft tier: the target goes on alone, and the draft joins later."""
     tier = await servers.draft(SCRIPT)
     tier.refusals = [error, error]
     rounds = Rounds(servers, await servers.tiers([], [tier]))

@@ -68,7 +68,7 @@ def test_text_begins_as_the_tokenizer_begins_it() -> None:
 
 
 def test_never_two_beginnings() -> None:
-    """A text that spells out the first token gets it once."""
+    """B50: a text that spells out the first token gets it once."""
     assert (200, 97) == Tokenizer(letters()).encode("<s>a")
 
 
@@ -88,7 +88,7 @@ def test_a_character_outside_the_vocabulary() -> None:
 
 
 def test_chat_equals_the_librarys() -> None:
-    """A conversation gives exactly the library's ids, with exactly one beginning."""
+    """B50: a conversation gives exactly the library's ids, with exactly one beginning."""
     tokenizer = letters()
     expected: Any = tokenizer.apply_chat_template(
         [{"role": role, "content": content} for role, content in TURNS],
