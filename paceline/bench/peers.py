@@ -22,6 +22,9 @@ from paceline.errors import InvalidArgument, PacelineError
 MAX_BATCH = 256
 PROMPT_LOOKUP = {"prompt_lookup_num_tokens": 4}
 
+_OURS_ALONE = ("ngram", "suffix", "grammar", "hybrid:", "early-exit:")
+"""Sources, or how their names begin, that are no model; the peer of ngram is prompt lookup."""
+
 Report = Callable[[str], None]
 """Called with each line that says which peer is missing, and why."""
 
@@ -72,20 +75,23 @@ def load_transformers(settings: PeerSettings, report: Report) -> list[Row]:
     rows: list[Row] = [TransformersRow("transformers", target, settings.options)]
     rows.append(TransformersRow("prompt lookup", target, settings.options, PROMPT_LOOKUP, 1))
     for source in settings.drafts:
-        if source == "ngram":  # its peer is prompt lookup
+        name = peer_draft(source, settings.target)
+        if not name:
             continue
         try:
-            draft = _load(peer_draft(source, settings.target), settings)
+            draft = _load(name, settings)
         except PacelineError as error:
             report(f"no assisted generation with {source}: {error}")
             continue
-        name, keywords = f"assisted {source}", {"assistant_model": draft}
-        rows.append(TransformersRow(name, target, settings.options, keywords, 1))
+        keywords = {"assistant_model": draft}
+        rows.append(TransformersRow(f"assisted {source}", target, settings.options, keywords, 1))
     return rows
 
 
 def peer_draft(source: str, target: str) -> str:
-    """The model's name behind a draft source of `target`."""
+    """The model behind a draft source of `target`; empty where transformers has nothing like it."""
+    if source.startswith(_OURS_ALONE):
+        return ""
     return f"{source}:{target}" if source == "quantized:int8" else source
 
 
