@@ -54,6 +54,11 @@ class EngineConfig(ServerConfig):
         default=False,
         description="float32 and int8 on the CPU: no bit of a row depends on the rows beside it",
     )
+    memory_for_speed: bool = Field(
+        default=False,
+        description="float32 on the CPU: a second copy of the matrices makes steps of one row "
+        "faster",
+    )
     cache_dir: Path = Field(
         default=Path("~/.cache/paceline"), description="where converted models are kept"
     )
@@ -72,6 +77,7 @@ class EngineConfig(ServerConfig):
             max_sessions=self.max_sessions,
             num_threads=self.threads,
             exact=self.exact,
+            memory_for_speed=self.memory_for_speed,
         )
 
 

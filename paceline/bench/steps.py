@@ -1,4 +1,4 @@
-"""What a step of the lean decoder costs, in fast kernels and in exact ones, interleaved.
+"""What a step of the lean decoder costs in each kind of kernels, interleaved.
 
 `python -m paceline.bench.steps --model smollm2`. It knows no service: runners are called directly.
 """
@@ -15,7 +15,7 @@ import click
 import torch
 
 from paceline.engine import models
-from paceline.engine.lean.kernels import EXACT, FAST
+from paceline.engine.lean.kernels import EXACT, FAST, TWOFOLD
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.step import ModelRunner, Span, Step
@@ -37,13 +37,13 @@ class StepCost:
 
 
 def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, LeanRunner]:
-    """The model once in fast kernels and once in exact ones, with room for one sequence.
+    """The model once in each kind of kernels, with room for one sequence.
 
     Raises:
         click.UsageError: the lean decoder does not serve the model.
     """
     runners = {}
-    for kind, kernels in (("fast", FAST), ("exact", EXACT)):
+    for kind, kernels in (("fast", FAST), ("twofold", TWOFOLD), ("exact", EXACT)):
         options = models.LoadOptions(cache_dir, exact=True)
         loaded = models.load(name, options, lambda _: None)
         if isinstance(loaded.network, TableModel):

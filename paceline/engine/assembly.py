@@ -16,7 +16,7 @@ from paceline.engine import models
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
 from paceline.engine.lean.exact_check import check_exact
-from paceline.engine.lean.kernels import EXACT, FAST
+from paceline.engine.lean.kernels import EXACT, FAST, TWOFOLD, Kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
@@ -49,6 +49,8 @@ class EngineSettings:
     """Threads of one step on the CPU; 0 leaves torch's choice."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
+    memory_for_speed: bool = False
+    """Whether float32 matrices are kept twice, so that steps of one row are faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
         settings.device,
         settings.max_length,
         settings.exact,
+        settings.memory_for_speed,
     )
     plan = _bounded(
         plan_memory(
@@ -90,7 +93,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     progress(plan.describe())
     loaded = models.load(name, load_options, progress)
     served = ServedModel(loaded.identity, loaded.tokenizer_archive)
-    runner = _proven_runner(loaded, progress)
+    runner = _proven_runner(loaded, TWOFOLD if settings.memory_for_speed else FAST, progress)
     del loaded  # Where the runner keeps the weights in a form of its own, the network goes.
     engine = Engine(
         runner,
@@ -114,7 +117,7 @@ def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
     return replace(plan, num_blocks=min(plan.num_blocks, most))
 
 
-def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
+def _proven_runner(loaded: LoadedModel, fast: Kernels, progress: Progress) -> ModelRunner:
     """A runner that has shown that it computes what the network does, which it may use up."""
     network = loaded.network
     if isinstance(network, TableModel):
@@ -126,7 +129,7 @@ def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
         runner: ModelRunner = NetworkRunner(network, size)
         check_against_stock(runner, stock)
         return runner
-    kernels = EXACT if loaded.identity.exact else FAST
+    kernels = EXACT if loaded.identity.exact else fast
     decoder = take_decoder(network, kernels)
     runner = LeanRunner(decoder, size, kernels.attention)
     check_against_stock(runner, stock)

@@ -37,6 +37,11 @@ _DOMAIN = b"paceline.noise"
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_MASK = 2**64 - 1
+_MANY = 512
+"""Ids from which it pays to look who can win before the race."""
+_ROUNDING = 1.0 + 1e-6
+"""More than the float32 rounding of a noise, on both sides."""
 
 
 class Noise:
@@ -51,11 +56,17 @@ class Noise:
         """Returns 64 uniform bits for each of `token_ids` [n]; `position` as for `draw`."""
         keyed = self._keyed.copy()
         keyed.update(_KEY.pack(self._sample_index, position))
-        state = np.uint64(int.from_bytes(keyed.digest(), "little"))
-        bits = (token_ids.astype(np.uint64) + np.uint64(1)) * _STEP + state
-        bits = (bits ^ (bits >> np.uint64(30))) * _MIX_1
-        bits = (bits ^ (bits >> np.uint64(27))) * _MIX_2
-        return bits ^ (bits >> np.uint64(31))
+        # Token v takes output v + 1 of the generator: the state moves by a step for each.
+        state = (int.from_bytes(keyed.digest(), "little") + int(_STEP)) & _MASK
+        bits = token_ids.astype(np.int64).view(np.uint64)  # a copy, mixed in place
+        bits *= _STEP
+        bits += np.uint64(state)
+        bits ^= bits >> np.uint64(30)
+        bits *= _MIX_1
+        bits ^= bits >> np.uint64(27)
+        bits *= _MIX_2
+        bits ^= bits >> np.uint64(31)
+        return bits
 
     def draw(self, law: Law, position: int) -> int:
         """Returns the token that wins the race at one position; only the law's own ids run.
@@ -64,7 +75,23 @@ class Noise:
             law: What the token is drawn from.
             position: Index of the token in prompt and output together, from 0.
         """
-        return law.race(exponentials(self.bits(position, law.token_ids)))
+        bits = self.bits(position, law.token_ids)
+        if len(bits) > _MANY:
+            places = _rivals(law.probabilities, bits)
+            law, bits = Law(law.token_ids[places], law.probabilities[places]), bits[places]
+        return law.race(exponentials(bits))
+
+
+def _rivals(probabilities: Floats, bits: Bits) -> Ids:
+    """Returns the ascending places [m] of all who can win, equals of the winner among them.
+
+    The likeliest token has p / E, and who beats it has E <= its own p / (p / E). Since
+    1 - U <= -ln U = E, most tokens are seen to lose without a logarithm, from their integers.
+    """
+    likeliest = probabilities.argmax()
+    score = probabilities[likeliest] / exponentials(bits[likeliest : likeliest + 1])[0]
+    cells = (~bits >> np.uint64(12)).view(np.int64)  # 1 - U is half a cell more
+    return np.flatnonzero(cells <= probabilities * (_ROUNDING * 2.0**52 / score))
 
 
 def exponentials(bits: Bits) -> Floats:

@@ -24,7 +24,7 @@ from transformers import (
 from paceline.engine import model_fingerprint, tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.lean import exact
-from paceline.engine.lean.weights import copied_bytes, serves
+from paceline.engine.lean.weights import copied_bytes, second_copy_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
 from paceline.engine.model_source import find_source
@@ -53,6 +53,8 @@ class LoadOptions:
     """Longest sequence in tokens; 0 is the model's own limit, which no number raises."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
+    memory_for_speed: bool = False
+    """Whether float32 matrices are kept twice, so that steps of one row are faster."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for a value out of range."""
@@ -62,6 +64,8 @@ class LoadOptions:
             raise InvalidArgument("max_length", "must not be negative")
         if self.exact and (self.dtype != "float32" or self.device != "cpu"):
             raise InvalidArgument("exact", "takes float32 on the CPU")
+        if self.exact and self.memory_for_speed:
+            raise InvalidArgument("memory_for_speed", "chooses kernels by rows: not exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,8 @@ def measure(name: str, options: LoadOptions, progress: Callable[[str], None]) ->
     num_heads = text.num_attention_heads
     return ModelSize(
         weights_bytes=sum(p.nbytes for p in network.parameters())
-        + (copied_bytes(network) if is_copied else 0),
+        + (copied_bytes(network) if is_copied else 0)
+        + (second_copy_bytes(network) if is_copied and options.memory_for_speed else 0),
         kv_bytes_per_token=kv_bytes_per_token(
             num_layers=text.num_hidden_layers,
             num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,

@@ -22,6 +22,9 @@ from paceline.records import SamplingParams
 _MIN_CUT_TEMPERATURE = 1e-30
 """Least temperature that decides a top-p cut, which is float32; the law uses the true one."""
 
+_LARGE = 1e-3
+"""Share of the likeliest token that a token needs to be looked at first for a top-p cut."""
+
 _NOTHING_LEFT = (
     "min_tokens, banned_sequences, the constraint and the model's own law leave no token at this "
     "place"
@@ -118,7 +121,8 @@ def _weights(values: Row, peak: np.float32, temperature: float) -> Floats:
     """
     weights = values.astype(np.float64)
     weights -= peak
-    weights /= temperature
+    if temperature != 1.0:  # a division of a vocabulary is as dear as its exponentials
+        weights /= temperature
     np.exp(weights, out=weights)
     return weights
 
@@ -131,17 +135,20 @@ def top_k_ids(row: Row, count: int) -> Ids:
 def _top_p(values: Row, peak: np.float32, temperature: float, top_p: float) -> Ids:
     """Returns the ascending places in `values` of the fewest likeliest tokens that hold `top_p`.
 
-    Tokens under (1 - top_p) / n of the whole hold less than 1 - top_p together, so the cut is among
-    the others, and only they are sorted.
+    Mostly a few large ones hold it. Otherwise, tokens under (1 - top_p) / n of the whole hold less
+    than 1 - top_p together, so the cut is among the others. Only those are sorted.
     """
     weights = (values - peak) / np.float32(max(temperature, _MIN_CUT_TEMPERATURE))
     np.exp(weights, out=weights)
     total = float(weights.sum())
-    floor = 0.5 * (1.0 - top_p) * total / len(weights)  # half: room for rounding
-    descending = np.sort(weights[np.flatnonzero(weights >= floor)])[::-1]
-    held = np.cumsum(descending, dtype=np.float64)
+    for floor in (_LARGE, 0.5 * (1.0 - top_p) * total / len(weights)):  # half: room for rounding
+        places = np.flatnonzero(weights >= floor)
+        descending = np.sort(weights[places])[::-1]
+        held = np.cumsum(descending, dtype=np.float64)
+        if held[-1] >= top_p * total:
+            break
     count = min(int(held.searchsorted(top_p * total)) + 1, len(held))
-    return _likeliest(weights, count, descending[count - 1])
+    return places[_likeliest(weights[places], count, descending[count - 1])]
 
 
 def _likeliest(values: Row, count: int, boundary: np.float32) -> Ids:

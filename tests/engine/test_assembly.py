@@ -21,6 +21,7 @@ from paceline.engine.job import Extend, Job
 from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.decoder import Decoder
 from paceline.engine.lean.kernels import FAST, Kernels
+from paceline.engine.lean.linear import is_packed
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.model_runner import NetworkRunner
@@ -206,6 +207,21 @@ def test_exact_engine(
         exact.identity, fingerprint=""
     )
     assert 5 == len(generate(engine, [5, 6, 7], 5))
+
+
+@pytest.mark.skipif(not is_packed(torch.float32), reason="no oneDNN here")
+def test_memory_for_speed(start: Assemble, save_model: SaveModel, lines: list[str]) -> None:
+    """Twice the matrices in the plan, the same ids in plain steps, and no exact mode beside it."""
+    name = str(save_model("llama"))
+    _, plain = start(name)
+    (once,) = (line for line in "\n".join(lines).splitlines() if "weights" in line)
+    lines.clear()
+    _, fast = start(name, memory_for_speed=True)
+    (twice,) = (line for line in "\n".join(lines).splitlines() if "weights" in line)
+    assert float(once.split()[1]) < float(twice.split()[1])
+    assert generate(plain, [5, 6, 7], 8) == generate(fast, [5, 6, 7], 8)
+    with pytest.raises(InvalidArgument, match="memory_for_speed"):
+        start(name, memory_for_speed=True, exact=True)
 
 
 def test_exact_mode_that_does_not_hold_is_refused(

@@ -158,6 +158,37 @@ def test_exponentials_at_the_ends() -> None:
 # The race ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("shape", ["peaked", "flat", "equal", "few", "one"])
+def test_only_losers_are_spared_a_logarithm(shape: str) -> None:
+    """The winner of the whole race, to the last bit, whether it is likely or one of thousands."""
+    generator, size = np.random.default_rng(6), 3_000
+    for position in range(60):
+        noise = Noise(11, 0)
+        logits = generator.standard_normal(size) * {"peaked": 6.0, "flat": 0.1}.get(shape, 0.0)
+        weights = np.exp(logits)
+        if shape == "few":
+            weights[generator.permutation(size)[3:]] = 0.0
+        if shape == "one":
+            weights[generator.permutation(size)[1:]] = 0.0
+        whole = Law(np.arange(size), weights / weights.sum())
+        expected = whole.race(exponentials(noise.bits(position, whole.token_ids)))
+        assert expected == noise.draw(whole, position)
+
+
+def test_an_unlikely_token_with_the_least_noise_wins() -> None:
+    """One id of thousands, under a millionth as likely as another, when its noise is that small."""
+    size, position = 4_000, 3
+    noise = Noise(2, 0)
+    running = exponentials(noise.bits(position, np.arange(size)))
+    least, likeliest = int(running.argmin()), int(running.argmax())
+    probabilities = np.zeros(size)
+    probabilities[likeliest] = 1.0
+    for share, winner in ((1.0 + 1e-9, least), (1.0 - 1e-9, likeliest)):
+        probabilities[least] = share * running[least] / running[likeliest]
+        assert winner == noise.draw(Law(np.arange(size), probabilities), position)
+
+
+
 def test_winners_follow_the_law() -> None:
     """The emitted token is p's: one chi-square over seeds, one over positions."""
     p = law(0.5, 0.25, 0.15, 0.07, 0.03)

@@ -53,6 +53,18 @@ def copied_bytes(network: PreTrainedModel) -> int:
     return int(network.lm_head.weight.nbytes) if is_packed(network.dtype) else 0
 
 
+def second_copy_bytes(network: PreTrainedModel) -> int:
+    """Memory of the matrices that twofold kernels keep once more: those that are packed.
+
+    The network is one that was not quantized.
+    """
+    if not serves(network) or not is_packed(network.dtype):
+        return 0
+    kept = (*_PROJECTIONS, "lm_head")
+    named = network.named_modules()
+    return sum(int(m.weight.nbytes) for n, m in named if n.rpartition(".")[2] in kept)
+
+
 def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
     """Takes the weights into kernels; the network cannot run afterwards."""
     config, model = network.config, network.model
