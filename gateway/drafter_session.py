@@ -70,7 +70,7 @@ class DrafterSession:
         """Whether the replica has answered on this stream."""
         self._max_draft_tokens = 0
         self._max_length = 0
-        """Longest sequence, in tokens, that the draft continues; known once its replica answered."""
+        """Longest sequence, in tokens, that the draft continues; 0 until its replica answers."""
         self._absence = "opening"
         """Why there is no stream, as the name of a fallback's cause."""
         self._num_closed_bytes = 0

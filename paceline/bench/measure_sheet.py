@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.bench.prompts import Question
-from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.bench.sheet import Sheet, SourceSheet
+from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.cli.client import GenerationOptions, Stub
 from paceline.v1 import gateway_pb2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_nothing_to_warn_of() -> None:
         ({"survival": (0.1, 0.0)}, {}, "leave speculation off"),
     ],
 )
-def test_warnings(draft: dict[str, float], sheet: dict[str, float], expected: str) -> None:
+def test_warnings(draft: dict[str, Any], sheet: dict[str, Any], expected: str) -> None:
     """Each of the reasons why speculation does not pay, by its number."""
     source = replace(DRAFT, **draft)
     measured = replace(SHEET, sources=(source,), **sheet)

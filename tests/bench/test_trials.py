@@ -8,8 +8,8 @@ import pytest
 
 from paceline.bench.measure_sheet import Measured, make_sheet
 from paceline.bench.prompts import Question
-from paceline.bench.trials import Round, Trial, plainly, run_interleaved
 from paceline.bench.sources import describe
+from paceline.bench.trials import Round, Trial, plainly, run_interleaved
 from paceline.cli.client import Generation, GenerationOptions
 from paceline.v1 import gateway_pb2
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.bench import measure_sheet, memory
-from paceline.bench.trials import Trial
 from paceline.bench.sheet import Prices, Sheet, SourceSheet
+from paceline.bench.trials import Trial
 from paceline.cli.plan import make_report
 from paceline.errors import NotFound
 from paceline.v1 import gateway_pb2

@@ -172,5 +172,8 @@ async def test_stop_token_ends_the_block(tiers: Any, rounds: Any) -> None:
 
 def test_two_replicas_share_nothing() -> None:
     """Each load has a past of its own."""
-    one, two = (load_drafters(DraftConfig(source=["suffix"]))["suffix"] for _ in range(2))
+    drafters: list[Any] = [
+        load_drafters(DraftConfig(source=["suffix"]))["suffix"] for _ in range(2)
+    ]
+    one, two = drafters
     assert one._make.args[0] is not two._make.args[0]

@@ -188,7 +188,6 @@ def test_an_unlikely_token_with_the_least_noise_wins() -> None:
         assert winner == noise.draw(Law(np.arange(size), probabilities), position)
 
 
-
 def test_winners_follow_the_law() -> None:
     """The emitted token is p's: one chi-square over seeds, one over positions."""
     p = law(0.5, 0.25, 0.15, 0.07, 0.03)

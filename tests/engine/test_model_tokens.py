@@ -85,7 +85,8 @@ def test_an_early_exit_is_the_models_first_layers(networks: Any, tmp_path: Path)
     with torch.inference_mode():
         del stock.model.layers[1:]
         expected = stock(ids, use_cache=False).logits
-        assert torch.equal(expected, early.network(ids, use_cache=False).logits)
+        network: Any = early.network
+        assert torch.equal(expected, network(ids, use_cache=False).logits)
     assert whole.identity.fingerprint != early.identity.fingerprint
     assert whole.identity.tokenizer_fingerprint == early.identity.tokenizer_fingerprint
     sizes = [models.measure(n, options, ignore) for n in (name, f"early-exit:1:{name}")]
