@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.commit import Committed
 from gateway.replicas import Replica, Replicas
 from gateway.request import Generation
@@ -74,8 +76,8 @@ def speculation(stats: SpeculationStats) -> gateway_pb2.GenerationStats:
     )
 
 
-def models(tiers: Tiers) -> gateway_pb2.ListModelsResponse:
-    """Every model with the draft sources that fit it, and every replica."""
+def models(tiers: Tiers, num_replays: Mapping[str, int]) -> gateway_pb2.ListModelsResponse:
+    """Every model with the draft sources that fit it, every replica, and replays by outcome."""
     served: dict[str, ModelIdentity] = {}
     for _, target in tiers.targets.ready():
         served.setdefault(target.model.fingerprint, target.model)
@@ -90,6 +92,13 @@ def models(tiers: Tiers) -> gateway_pb2.ListModelsResponse:
             *map(_verify_replica, tiers.targets.all()),
             *map(_draft_replica, tiers.sources.all()),
         ],
+        replays=gateway_pb2.ReplayReport(
+            equal_count=num_replays["equal"],
+            near_tie_count=num_replays["near_tie"],
+            mismatch_count=num_replays["mismatch"],
+            skipped_count=num_replays["skipped"],
+            failed_count=num_replays["failed"],
+        ),
     )
 
 

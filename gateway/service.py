@@ -14,6 +14,7 @@ from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.generation import Call, run_generation
 from gateway.pairing import check_source, choose_target
+from gateway.replay import Replayer
 from gateway.replicas import Replicas
 from gateway.request import check_ids, read_generation, read_prompt
 from gateway.tiers import Tiers, draft_tier, verify_tier
@@ -40,6 +41,7 @@ class GatewayService:
             Replicas(config.verify, verify_tier(tokenizers), resolve_period_s=period_s),
             Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
         )
+        self._replayer = Replayer(self._tiers.targets, config, lambda: self._admission.is_busy)
 
     @property
     def is_healthy(self) -> bool:
@@ -70,6 +72,7 @@ class GatewayService:
 
     async def stop(self) -> None:
         """Lets go of the replicas."""
+        await self._replayer.stop()
         await self._tiers.targets.stop()
         await self._tiers.sources.stop()
 
@@ -86,6 +89,7 @@ class GatewayService:
             )
             call = Call(arrived_s, _deadline_s(context))
             run = run_generation(generation, target, self._tiers, self._config, call)
+            run = self._replayer.overhear(run, generation, target)
             async with aclosing(run):
                 async for event in run:
                     yield event
@@ -115,7 +119,7 @@ class GatewayService:
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
         """Lists models and replicas."""
-        return events.models(self._tiers)
+        return events.models(self._tiers, self._replayer.counts)
 
     async def tokenize(
         self, request: gateway_pb2.TokenizeRequest, context: Context

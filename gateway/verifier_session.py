@@ -136,6 +136,8 @@ class VerifierSession:
         )
         if replica is None:
             raise Unavailable("no replica of the target is ready", reason="NO_TARGET")
+        # A session that moves may repeat a round, with the same draws: that is no new evidence.
+        is_fresh = self._spec.has_fresh_seed and self.replica is None
         self.replica, self._round_offset = replica, first_round - 1
         replica.count_session()
         self._stream = Stream(
@@ -144,7 +146,9 @@ class VerifierSession:
             timeout_s=self._remaining_s(),
             request_id=self._spec.request_id,
         )
-        session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
+        session = dataclasses.replace(
+            self._spec, token_ids=tuple(self._token_ids), has_fresh_seed=is_fresh
+        )
         await self._stream.write(
             verify_pb2.VerifyRequest(
                 open=verify_pb2.VerifyOpen(

@@ -14,6 +14,7 @@ from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
 from paceline.v1 import speculation_pb2, verify_pb2
+from verify_service.audit import Audit
 from verify_service.config import VerifyConfig
 from verify_service.verifier import Verifier
 
@@ -62,7 +63,9 @@ class VerifyService:
         )
         self._tokenizer_archive = loaded.tokenizer_archive
         grammars = await asyncio.to_thread(Grammars, loaded.tokenizer_archive, loaded.identity)
-        self._verifier = Verifier(engine, loaded.identity, grammars)
+        self._verifier = Verifier(
+            engine, loaded.identity, grammars, Audit(self._config.audit_share)
+        )
 
     async def drain(self) -> None:
         """Waits until the last session has gone."""
@@ -143,7 +146,8 @@ class VerifyService:
         return wire.encode_verdict(dataclasses.replace(verdict, load=load))
 
     def _load(self) -> ReplicaLoad:
-        return self._sessions.stamp(self._ready.engine.load)
+        load = self._sessions.stamp(self._ready.engine.load)
+        return dataclasses.replace(load, audit=self._ready.audit.report)
 
     def _check_fingerprint(self, expected: str) -> None:
         ours = self._ready.identity

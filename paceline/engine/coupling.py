@@ -66,6 +66,10 @@ class Noise:
         """
         return law.race(exponentials(self.bits(position, law.token_ids)))
 
+    def scores(self, law: Law, position: int) -> Floats:
+        """Returns p(v) / E_v for the law's own ids [n]; the greatest one wins. See `draw`."""
+        return law.probabilities / exponentials(self.bits(position, law.token_ids))
+
 
 def exponentials(bits: Bits) -> Floats:
     """Returns -ln U [n], with float32 precision, for U the midpoint of one of 2**52 cells."""

@@ -7,6 +7,7 @@ are not known here: the services check ids and lengths against their own.
 
 from paceline.wire.durations import duration, seconds, watch_period_s
 from paceline.wire.replicas import (
+    decode_audit,
     decode_identity,
     decode_load,
     decode_sources,
@@ -34,6 +35,7 @@ from paceline.wire.sessions import (
 
 __all__ = [
     "decode_advance",
+    "decode_audit",
     "decode_identity",
     "decode_load",
     "decode_opened",

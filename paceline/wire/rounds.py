@@ -83,6 +83,7 @@ def decode_verdict(message: speculation_pb2.Verdict) -> Verdict:
             TokenLogProbs(one.chosen, tuple(one.top_token_ids), tuple(one.top_log_probs))
             for one in message.log_probs
         ),
+        margin=message.margin if message.HasField("margin") else None,
     )
 
 
@@ -98,6 +99,7 @@ def encode_verdict(verdict: Verdict) -> speculation_pb2.Verdict:
         forward_duration=duration(verdict.forward_s),
         load=encode_load(verdict.load),
         log_probs=encode_log_probs(verdict.log_probs),
+        margin=verdict.margin,
     )
 
 
