@@ -14,13 +14,15 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import structlog
 
+from gateway.admission import Admission
 from gateway.config import GatewayConfig
+from gateway.metrics import GatewayMetrics
 from gateway.replicas import Replicas
 from gateway.request import Generation
 from gateway.tiers import Target
@@ -52,11 +54,16 @@ class Replayer:
     """Owns the replay in flight and the counts."""
 
     def __init__(
-        self, targets: Replicas[Target], config: GatewayConfig, is_busy: Callable[[], bool]
+        self,
+        targets: Replicas[Target],
+        config: GatewayConfig,
+        admission: Admission,
+        metrics: GatewayMetrics,
     ) -> None:
         self._targets = targets
         self._config = config
-        self._is_busy = is_busy
+        self._admission = admission
+        self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
 
@@ -86,8 +93,9 @@ class Replayer:
                 yield event
 
     def _offer(self, spec: SessionSpec, target: Target, token_ids: Sequence[int]) -> None:
-        if (self._task is not None and not self._task.done()) or self._is_busy():
-            self.counts[SKIPPED] += 1
+        is_running = self._task is not None and not self._task.done()
+        if is_running or self._admission.is_busy:
+            self._count(SKIPPED)
         else:
             self._task = asyncio.create_task(self._replay(spec, target, token_ids))
 
@@ -98,13 +106,13 @@ class Replayer:
         try:
             difference = await first_difference(session, len(spec.token_ids), token_ids)
         except PacelineError as error:
-            self.counts[FAILED] += 1
+            self._count(FAILED)
             log.warning("replay_failed", error=str(error))
             return
         finally:
             session.close()
         outcome = self._judge(difference, target.model)
-        self.counts[outcome] += 1
+        self._count(outcome)
         if difference is not None:
             report = log.error if outcome == MISMATCH else log.info
             report(
@@ -116,6 +124,10 @@ class Replayer:
                 margin=difference.margin,
                 fingerprint=target.model.fingerprint,
             )
+
+    def _count(self, outcome: str) -> None:
+        self.counts[outcome] += 1
+        self._metrics.replays.labels(outcome).inc()
 
     def _judge(self, difference: Difference | None, model: ModelIdentity) -> str:
         if difference is None:

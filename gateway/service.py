@@ -13,6 +13,7 @@ from gateway import events
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.generation import Call, run_generation
+from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
 from gateway.replay import Replayer
 from gateway.replicas import Replicas
@@ -21,6 +22,7 @@ from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
 from paceline.records import VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.serving.metrics import new_registry
 from paceline.v1 import gateway_pb2
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +43,10 @@ class GatewayService:
             Replicas(config.verify, verify_tier(tokenizers), resolve_period_s=period_s),
             Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
         )
-        self._replayer = Replayer(self._tiers.targets, config, lambda: self._admission.is_busy)
+        self.registry = new_registry()
+        self._metrics = GatewayMetrics(self.registry)
+        self._metrics.watch(self._tiers, lambda: self._admission.num_running)
+        self._replayer = Replayer(self._tiers.targets, config, self._admission, self._metrics)
 
     @property
     def is_healthy(self) -> bool:
@@ -88,7 +93,7 @@ class GatewayService:
                 self._tiers.sources, generation.draft_source, target.model, generation.spec.rule
             )
             call = Call(arrived_s, _deadline_s(context))
-            run = run_generation(generation, target, self._tiers, self._config, call)
+            run = run_generation(generation, target, self._tiers, self._config, call, self._metrics)
             run = self._replayer.overhear(run, generation, target)
             async with aclosing(run):
                 async for event in run:

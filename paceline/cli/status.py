@@ -17,7 +17,7 @@ from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2, speculation_pb2
 
 FINGERPRINT_LENGTH = 8
-COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", "accepted", "audit")
+COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", "accepted")
 
 
 @click.command()
@@ -36,6 +36,9 @@ def status(address: str, as_json: bool) -> None:
         click.echo(json.dumps({"replicas": rows, "replays": replays}, ensure_ascii=False))
         return
     Console().print(_table(rows))
+    for row in rows:
+        if row["audit"] is not None:
+            click.echo(f"audit {row['address']}: {_describe_audit(row['audit'])}")
     if any(replays.values()):
         counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in replays.items())
         click.echo(f"replays: {counts}")
@@ -113,16 +116,13 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             str(row["open_sessions"]),
             f"{row['held_blocks']}/{row['held_blocks'] + row['free_blocks']}",
             "-" if rate is None else f"{rate:.0%}",
-            _describe_audit(row["audit"]),
         )
     return table
 
 
-def _describe_audit(audit: dict[str, dict[str, Any]] | None) -> str:
-    if audit is None:
-        return "-"
+def _describe_audit(audit: dict[str, dict[str, Any]]) -> str:
+    sums = ", ".join(
+        f"{one['num_tokens']} {kind} at {one['evidence']:.0%}" for kind, one in audit.items()
+    )
     alarms = [kind for kind, one in audit.items() if one["is_alarming"]]
-    if alarms:
-        return f"ALARM {' '.join(alarms)}"
-    num_tokens = sum(one["num_tokens"] for one in audit.values())
-    return f"{num_tokens} at {max(one['evidence'] for one in audit.values()):.0%}"
+    return f"{sums}: ALARM {' '.join(alarms)}" if alarms else sums

@@ -9,9 +9,9 @@ reaches 1/a with probability at most a: one bound for all times at once, looked 
 likes (Howard, Ramdas, McAuliffe, Sekhon, "Time-uniform Chernoff bounds via nonnegative
 supermartingales", 2020). K is computed from p itself, so nothing is assumed of its tail.
 
-A drift of d nats per token of variance v is seen after about 2 v (21 + 3) / d**2 tokens: 21 for the
-bound, 3 for not knowing d. It sees only what moves the mean of -ln p. It knows no model, no session
-and no rule.
+A small drift of d nats per token of variance v is seen after about 2 v (21 + 3) / d**2 tokens: 21
+for the bound, 3 for not knowing d. It sees only what moves the mean of -ln p. It knows no model, no
+session and no rule.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Liar:
 
     async def draft(self, advance: Any) -> Proposal:
         """A proposal with the law replaced."""
-        proposal = await self._peer.draft(advance)
+        proposal: Proposal = await self._peer.draft(advance)
         laws = encode_sparse([self._law] * len(proposal.token_ids))
         return replace(proposal, law=laws)
 
@@ -47,6 +47,7 @@ class Audited:
         self._rounds = rounds
         self._write_table = write_table
         self.transcripts: list[Any] = []
+        self.registry: Any = None
 
     async def run(
         self, rule: VerificationRule, num_tokens: int, lie: list[int] | None = None, **fields: Any
@@ -67,6 +68,7 @@ class Audited:
         self.transcripts = await self._rounds.together(*runs)
         load = await verify.load()
         assert load.audit is not None
+        self.registry = verify.service.registry
         return load.audit  # type: ignore[no-any-return]  # tiers are untyped here
 
 
@@ -129,9 +131,9 @@ async def test_a_seed_that_comes_again_is_no_evidence(
     audited: Audited, rule: VerificationRule
 ) -> None:
     """The same noise again and again drifts by itself: only seeds used once are audited."""
-    report = await audited.run(rule, 8, seeds=[3] * 2, has_fresh_seed=False)
+    report = await audited.run(rule, 8, seeds=[15] * 2, has_fresh_seed=False)
     assert AuditReport() == report
-    again = await audited.run(rule, 600, seeds=[3] * 100)
+    again = await audited.run(rule, 600, seeds=[15] * 100)
     assert again.emitted.is_alarming
 
 
@@ -150,3 +152,14 @@ async def test_a_share_of_rounds(audited: Audited) -> None:
 async def test_no_share_no_audit(audited: Audited) -> None:
     """With a share of 0 nothing is looked at."""
     assert AuditReport() == await audited.run(BLOCK, 80, share=0.0)
+
+
+async def test_metrics(audited: Audited) -> None:
+    """A scrape shows both sums as they are reported."""
+    report = await audited.run(BLOCK, 80)
+    for kind, one in (("emitted", report.emitted), ("drafted", report.drafted)):
+        values = [
+            audited.registry.get_sample_value(f"paceline_audit_{name}", {"kind": kind})
+            for name in ("tokens", "deviations", "evidence")
+        ]
+        assert [one.num_tokens, one.deviations, one.evidence] == values
