@@ -64,6 +64,19 @@ def test_moments_leave_out_what_cannot_come() -> None:
     assert without.cumulants.tolist() == with_zero.cumulants.tolist()
 
 
+def test_bets_are_fair() -> None:
+    """Over all pairs of tokens, each drawn from its law, the wealth at every rate has mean 1."""
+    first, second = law(LAWS[0]), law(LAWS[1])
+    mean = np.zeros(len(RATES))
+    for one, p in enumerate(LAWS[0]):
+        for other, q in enumerate(LAWS[1]):
+            surprise = Surprise()
+            surprise.add(first, one)
+            surprise.add(second, other)
+            mean += p * q * np.exp(surprise._log_wealth)
+    assert [pytest.approx(1.0, rel=1e-12)] * len(RATES) == mean.tolist()
+
+
 def test_tokens_that_follow_their_laws() -> None:
     """No evidence in 6,000 tokens of four laws; the sum stays within 4 deviations."""
     last = drawn(LAWS, 6000)[-1]
