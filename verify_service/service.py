@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 from paceline import wire
@@ -14,12 +15,13 @@ from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
+from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, traceparent_of
 from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
 from paceline.tier_metrics import TierCollector
 from paceline.v1 import speculation_pb2, verify_pb2
 from verify_service.audit import Audit
 from verify_service.config import VerifyConfig
-from verify_service.metrics import VerifyMetrics
+from verify_service.metrics import VerifyMetrics, told
 from verify_service.verifier import Verifier
 
 _CHUNK_BYTES = 1 << 20
@@ -35,6 +37,7 @@ class VerifyService:
         self._sessions = Sessions(config.max_sessions)
         self._tokenizer_archive = b""
         self._verifier: Verifier | None = None
+        self._tracer: Tracer = Untraced()
         self.registry = new_registry()
         self._metrics = VerifyMetrics(self.registry)
         self._audit = Audit(config.audit_share)
@@ -67,6 +70,7 @@ class VerifyService:
 
     async def start(self) -> None:
         """Loads the target and warms it up."""
+        self._tracer = self._config.tracer()
         loaded, engine = await asyncio.to_thread(
             assemble, self._config.model, self._config.engine_settings(), report_progress
         )
@@ -82,6 +86,7 @@ class VerifyService:
         """Ends the engine."""
         if self._verifier is not None:
             await asyncio.to_thread(self._verifier.engine.stop)
+        await asyncio.to_thread(self._tracer.close)
 
     async def verify(
         self, requests: AsyncIterator[verify_pb2.VerifyRequest], context: Context
@@ -95,6 +100,11 @@ class VerifyService:
             raise InvalidArgument("open", "must be the first message of a session")
         self._check_fingerprint(first.open.model_fingerprint)
         self._sessions.enter()
+        span = self._tracer.start(
+            "paceline.v1.VerifyService/Verify",
+            traceparent_of(context.invocation_metadata()),
+            rpc_attributes(self.name, "Verify"),
+        )
         try:
             session = await self._ready.open(wire.decode_session(first.open.session))
             try:
@@ -104,10 +114,12 @@ class VerifyService:
                         raise InvalidArgument("proposal", "must be set after the first message")
                     verdict = await session.verify(wire.decode_proposal(request.proposal))
                     self._metrics.observe(verdict)
+                    span.round(verdict.round, verdict.queue_s + verdict.forward_s, told(verdict))
                     yield verify_pb2.VerifyResponse(verdict=self._encode(verdict))
             finally:
                 session.close()
         finally:
+            span.end(sys.exception())
             self._sessions.leave()
 
     async def describe_model(

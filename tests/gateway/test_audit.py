@@ -69,7 +69,7 @@ class System:
         request = gateway_pb2.GenerateRequest(
             **{"prompt": prompt, "max_tokens": num_tokens, **fields}
         )
-        context: Any = SimpleNamespace(time_remaining=lambda: None)
+        context: Any = SimpleNamespace(time_remaining=lambda: None, invocation_metadata=lambda: ())
         answer = await self.service.complete(
             gateway_pb2.CompleteRequest(generation=request), context
         )

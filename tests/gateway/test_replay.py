@@ -59,7 +59,7 @@ class System:
         request = gateway_pb2.GenerateRequest(
             **{"prompt": prompt, "sampling": GREEDY, "max_tokens": NUM_TOKENS, **fields}
         )
-        context: Any = SimpleNamespace(time_remaining=lambda: None)
+        context: Any = SimpleNamespace(time_remaining=lambda: None, invocation_metadata=lambda: ())
         await self.service.complete(gateway_pb2.CompleteRequest(generation=request), context)
 
     async def replays(self, num_replays: int = 1) -> dict[str, int]:

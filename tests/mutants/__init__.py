@@ -1,6 +1,16 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
-from tests.mutants import audits, cache, constraints, drafts, gateways, noise, parameters, rules
+from tests.mutants import (
+    audits,
+    cache,
+    constraints,
+    drafts,
+    gateways,
+    noise,
+    parameters,
+    rules,
+    watches,
+)
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -12,4 +22,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *cache.MUTANTS,
     *gateways.MUTANTS,
     *audits.MUTANTS,
+    *watches.MUTANTS,
 )
