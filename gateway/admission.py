@@ -23,6 +23,11 @@ class Admission:
         """Generations that run now."""
         return self._num_running
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether more than half of what may run does."""
+        return 2 * self._num_running > self._max_generations
+
     @contextmanager
     def enter(self, count: int = 1) -> Iterator[None]:
         """Counts generations for as long as the block runs.

@@ -74,6 +74,20 @@ class GatewayConfig(ServerConfig):
     max_samples: int = Field(
         16, ge=1, description="samples of one request; each counts as a generation"
     )
+    replay_share: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of finished greedy and coupled generations that are replayed as plain "
+        "decoding and compared; 0.01 costs the target at most a plain generation in 100",
+    )
+    replay_margin: float = Field(
+        1e-3,
+        ge=0,
+        allow_inf_nan=False,
+        description="lead, in logits, under which another token in a replay is a near tie; exact "
+        "targets have none, 16-bit types need about 0.5",
+    )
     tokenizer_cache_dir: Path = Field(
         Path("~/.cache/paceline/tokenizers"), description="directory of fetched tokenizers"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.commit import Committed
 from gateway.replicas import Replica, Replicas
@@ -99,8 +99,8 @@ def speculation(stats: SpeculationStats) -> gateway_pb2.GenerationStats:
     )
 
 
-def models(tiers: Tiers) -> gateway_pb2.ListModelsResponse:
-    """Every model with the draft sources that fit it, and every replica."""
+def models(tiers: Tiers, num_replays: Mapping[str, int]) -> gateway_pb2.ListModelsResponse:
+    """Every model with the draft sources that fit it, every replica, and replays by outcome."""
     served: dict[str, ModelIdentity] = {}
     for _, target in tiers.targets.ready():
         served.setdefault(target.model.fingerprint, target.model)
@@ -115,6 +115,13 @@ def models(tiers: Tiers) -> gateway_pb2.ListModelsResponse:
             *map(_verify_replica, tiers.targets.all()),
             *map(_draft_replica, tiers.sources.all()),
         ],
+        replays=gateway_pb2.ReplayReport(
+            equal_count=num_replays["equal"],
+            near_tie_count=num_replays["near_tie"],
+            mismatch_count=num_replays["mismatch"],
+            skipped_count=num_replays["skipped"],
+            failed_count=num_replays["failed"],
+        ),
     )
 
 

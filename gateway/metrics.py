@@ -211,6 +211,11 @@ class GatewayMetrics:
             "fallbacks", "Rounds that asked for draft tokens and got none", "cause", "source"
         )
         self.stale_proposals = counter("stale_proposals", "Proposals that nobody waited for")
+        self.replays = counter(
+            "replays",
+            "Generations replayed as plain decoding: equal, near_tie, mismatch, skipped or failed",
+            "outcome",
+        )
         self.reopenings = counter("reopenings", "Sessions opened again on another verify replica")
 
     def _declare_speculation(

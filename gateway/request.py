@@ -91,6 +91,7 @@ async def read_generation(
         cache_domain=request.cache_domain,
         arrival_time_s=time.time(),
         request_id=request.request_id or secrets.token_hex(8),
+        has_fresh_seed=not request.HasField("seed"),
     )
     ending = Ending(
         max_tokens=_read_max_tokens(request, len(prompt), len(committed), target.model.max_length),

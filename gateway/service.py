@@ -18,6 +18,7 @@ from gateway.generation import Call
 from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
 from gateway.record import Observers
+from gateway.replay import Replayer
 from gateway.replicas import Replicas
 from gateway.request import check_ids, read_generation, read_num_samples, read_prompt
 from gateway.samples import run_samples
@@ -53,6 +54,7 @@ class GatewayService:
         self._watch = Watch(self._metrics, config.low_acceptance)
         self._tracer: Tracer = Untraced()
         self._metrics.watch(self._tiers, lambda: self._admission.num_running)
+        self._replayer = Replayer(self._tiers.targets, config, self._admission, self._metrics)
 
     @property
     def is_healthy(self) -> bool:
@@ -84,6 +86,7 @@ class GatewayService:
 
     async def stop(self) -> None:
         """Lets go of the replicas."""
+        await self._replayer.stop()
         await self._tiers.targets.stop()
         await self._tiers.sources.stop()
         await asyncio.to_thread(self._tracer.close)
@@ -107,6 +110,7 @@ class GatewayService:
             call = Call(arrived_s, _deadline_s(context), observers, traceparent)
             samples = generation.samples(num_samples)
             run = run_samples(samples, target, self._tiers, self._config, call)
+            run = self._replayer.overhear(run, generation, target)
             async with aclosing(run):
                 async for event in run:
                     yield event
@@ -139,7 +143,7 @@ class GatewayService:
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
         """Lists models and replicas."""
-        return events.models(self._tiers)
+        return events.models(self._tiers, self._replayer.counts)
 
     async def tokenize(
         self, request: gateway_pb2.TokenizeRequest, context: Context

@@ -146,6 +146,8 @@ class VerifierSession:
         )
         if replica is None:
             raise Unavailable("no replica of the target is ready", reason="NO_TARGET")
+        # A session that moves may repeat a round, with the same draws: that is no new evidence.
+        is_fresh = self._spec.has_fresh_seed and self.replica is None
         self.replica, self._round_offset = replica, first_round - 1
         replica.count_session()
         self._stream = Stream(
@@ -158,16 +160,18 @@ class VerifierSession:
         await self._stream.write(
             verify_pb2.VerifyRequest(
                 open=verify_pb2.VerifyOpen(
-                    session=wire.encode_session(self._session()),
+                    session=wire.encode_session(self._session(is_fresh)),
                     model_fingerprint=self._fingerprint,
                 )
             )
         )
         return self._stream
 
-    def _session(self) -> SessionSpec:
+    def _session(self, is_fresh: bool) -> SessionSpec:
         """The session from here on; what was told of the prompt is not asked for again."""
-        session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
+        session = dataclasses.replace(
+            self._spec, token_ids=tuple(self._token_ids), has_fresh_seed=is_fresh
+        )
         if len(session.token_ids) > len(self._spec.token_ids):
             sampling = dataclasses.replace(session.sampling, num_prompt_log_probs=None)
             session = dataclasses.replace(session, sampling=sampling)

@@ -143,6 +143,8 @@ class SessionSpec:
     arrival_time_s: float = 0.0
     """Unix time at which the generation, not this stream, arrived."""
     request_id: str = ""
+    has_fresh_seed: bool = False
+    """Whether no other session was ever opened with this seed and sample index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,40 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditSum:
+    """The running sum of -ln p(y) - H(p) over audited tokens y; its mean is 0 if they follow p."""
+
+    num_tokens: int = 0
+    """Tokens whose law left a choice."""
+    total: float = 0.0
+    """The sum, in nats."""
+    variance: float = 0.0
+    """What the laws say of its variance."""
+    evidence: float = 0.0
+    """The most that there ever was against the laws; at 1 it is beyond chance for good."""
+
+    @property
+    def is_alarming(self) -> bool:
+        """Whether the tokens do not follow the laws."""
+        return self.evidence >= 1.0
+
+    @property
+    def deviations(self) -> float:
+        """The sum in standard deviations; for people, not for judging."""
+        return self.total / self.variance**0.5 if self.variance > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What a verify replica's audit has seen since it started."""
+
+    emitted: AuditSum = AuditSum()
+    """Tokens that verdicts committed, against the target's laws."""
+    drafted: AuditSum = AuditSum()
+    """Draft tokens, accepted or not, against the laws that came with them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """How busy a replica is."""
 
@@ -170,6 +206,8 @@ class ReplicaLoad:
     num_held_blocks: int = 0
     num_free_blocks: int = 0
     is_draining: bool = False
+    audit: AuditReport | None = None
+    """Of a verify replica, in its reports of load; None elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +238,8 @@ class Verdict:
     """One per token that it commits where asked for, else empty."""
     prompt_log_probs: tuple[TokenLogProbs, ...] = ()
     """One per token of the prompt but the first, with a stream's first verdict where asked for."""
+    margin: float | None = None
+    """How far, in logits, the next token was from being another one; where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from paceline import wire
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import (
     Advance,
+    AuditReport,
+    AuditSum,
     Constraint,
     ConstraintKind,
     DraftSource,
@@ -65,11 +67,15 @@ SESSION = SessionSpec(
     cache_domain="tenant",
     arrival_time_s=1764439602.1234567,
     request_id="r-1",
+    has_fresh_seed=True,
 )
-LOAD = ReplicaLoad(1, 2, 3, 4, 5, True)
+AUDIT = AuditReport(AuditSum(7, -0.5, 2.25, 0.75), AuditSum(9, 1.5, 4.5, 1.25))
+LOAD = ReplicaLoad(1, 2, 3, 4, 5, True, AUDIT)
 PROPOSAL = Proposal(2, 10, (4, 5), LawEncoding.SPARSE, b"\x00\xff", 0.25)
 LOG_PROBS = (TokenLogProbs(-0.5), TokenLogProbs(-1.5, (7, 2), (-0.25, -2.0)))
-VERDICT = Verdict(2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD, LOG_PROBS, LOG_PROBS[1:])
+VERDICT = Verdict(
+    2, 1, 9, VerdictKind.BONUS, 12, 0.5, 1.25, LOAD, LOG_PROBS, LOG_PROBS[1:], margin=0.0
+)
 ADVANCE = Advance(3, 12, (4, 9), 6)
 
 

@@ -19,3 +19,9 @@ class VerifyConfig(EngineConfig):
         min_length=1,
         description="the target: a built-in name, directory, hub id, GGUF file or table:FILE",
     )
+    audit_share: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="share of rounds whose tokens are audited against their laws",
+    )

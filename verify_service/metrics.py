@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Callable
+from functools import partial
 
-from paceline.records import Verdict
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from paceline.records import AuditReport, Verdict
 from paceline.serving.metrics import FINE_BUCKETS_S
+
+_AUDIT = (
+    ("num_tokens", "tokens", "Tokens judged against their laws since the start: emitted, drafted"),
+    ("deviations", "deviations", "The sum of -ln p(y) - H(p) over them, in standard deviations"),
+    ("evidence", "evidence", "Most evidence against the laws since the start; an alarm from 1 on"),
+)
 
 
 def told(verdict: Verdict) -> dict[str, str | int | float]:
@@ -43,6 +52,21 @@ class VerifyMetrics:
             registry=registry,
             buckets=FINE_BUCKETS_S,
         )
+
+        self._audit = {
+            field: Gauge(f"paceline_audit_{name}", text, ("kind",), registry=registry)
+            for field, name, text in _AUDIT
+        }
+
+    def watch_audit(self, report: Callable[[], AuditReport]) -> None:
+        """Reads the audit's report at every scrape."""
+
+        def read(kind: str, field: str) -> float:
+            return float(getattr(getattr(report(), kind), field))
+
+        for kind in ("emitted", "drafted"):
+            for field, gauge in self._audit.items():
+                gauge.labels(kind).set_function(partial(read, kind, field))
 
     def observe(self, verdict: Verdict) -> None:
         """Takes in one verdict."""

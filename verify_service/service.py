@@ -19,6 +19,7 @@ from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, tracepare
 from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
 from paceline.tier_metrics import TierCollector
 from paceline.v1 import speculation_pb2, verify_pb2
+from verify_service.audit import Audit
 from verify_service.config import VerifyConfig
 from verify_service.metrics import VerifyMetrics, told
 from verify_service.verifier import Verifier
@@ -39,6 +40,8 @@ class VerifyService:
         self._tracer: Tracer = Untraced()
         self.registry = new_registry()
         self._metrics = VerifyMetrics(self.registry)
+        self._audit = Audit(config.audit_share)
+        self._metrics.watch_audit(lambda: self._audit.report)
         self.registry.register(TierCollector("verify", self._sessions, self._engines))
 
     def endpoints(self) -> Sequence[Endpoint]:
@@ -73,7 +76,7 @@ class VerifyService:
         )
         self._tokenizer_archive = loaded.tokenizer_archive
         grammars = await asyncio.to_thread(Grammars, loaded.tokenizer_archive, loaded.identity)
-        self._verifier = Verifier(engine, loaded.identity, grammars)
+        self._verifier = Verifier(engine, loaded.identity, grammars, self._audit)
 
     async def drain(self) -> None:
         """Waits until the last session has gone."""
@@ -166,7 +169,8 @@ class VerifyService:
         return wire.encode_verdict(dataclasses.replace(verdict, load=load))
 
     def _load(self) -> ReplicaLoad:
-        return self._sessions.stamp(self._ready.engine.load)
+        load = self._sessions.stamp(self._ready.engine.load)
+        return dataclasses.replace(load, audit=self._audit.report)
 
     def _check_fingerprint(self, expected: str) -> None:
         ours = self._ready.identity

@@ -13,9 +13,11 @@ from paceline.engine.constraint import Grammars, Matcher
 from paceline.engine.coupling import Noise
 from paceline.engine.draws import Draws
 from paceline.engine.engine import Engine
+from paceline.engine.history import row_histories
 from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law, decode_laws
 from paceline.engine.log_probs import token_log_probs
+from paceline.engine.margin import greedy_margin, race_margin
 from paceline.engine.sequence import Sequence
 from paceline.errors import Aborted, InvalidArgument
 from paceline.records import (
@@ -29,6 +31,7 @@ from paceline.records import (
     VerificationRule,
 )
 from paceline.tier import check_token_ids, open_matcher, open_sequence
+from verify_service.audit import Audit, Verified
 
 # For rows of which nobody reads the law: the cheapest one, beside the raw logits.
 _RAW = SamplingParams(temperature=0.0, num_log_probs=0)
@@ -37,8 +40,11 @@ _RAW = SamplingParams(temperature=0.0, num_log_probs=0)
 class Verifier:
     """The target model behind its sessions."""
 
-    def __init__(self, engine: Engine, identity: ModelIdentity, grammars: Grammars) -> None:
+    def __init__(
+        self, engine: Engine, identity: ModelIdentity, grammars: Grammars, audit: Audit
+    ) -> None:
         self.engine = engine
+        self.audit = audit
         self.identity = identity
         self.max_draft_tokens = engine.options.max_draft_tokens
         self._grammars = grammars
@@ -112,6 +118,9 @@ class VerifySession:
             len(sequence), len(token_ids) + 1, self._spec.sampling, self._matcher
         )
         outcome = self._decide(proposal, extended.laws, draft_laws)
+        if self._spec.has_fresh_seed:
+            verified = Verified(proposal.token_ids, extended.laws, draft_laws, outcome)
+            self._verifier.audit.observe(verified, self._draws, proposal.base_length)
         sequence.truncate(proposal.base_length + outcome.num_accepted)
         sequence.append([outcome.next_token_id])
         sequence.commit()
@@ -128,6 +137,7 @@ class VerifySession:
             load=self._verifier.engine.load,
             log_probs=self._log_probs(extended, proposal.base_length),
             prompt_log_probs=prompt_log_probs,
+            margin=self._margin(extended, proposal),
         )
 
     def _prompt_log_probs(self, number: int) -> Job[tuple[TokenLogProbs, ...]]:
@@ -155,6 +165,21 @@ class VerifySession:
             return ()
         committed = self._sequence.token_ids[base_length:]
         return token_log_probs(extended.logits[: len(committed)], committed, num_top)
+
+    def _margin(self, extended: Extended, proposal: Proposal) -> float | None:
+        """How close a plain draw was, where that is asked for and the noise is fixed."""
+        params, length = self._spec.sampling, proposal.base_length
+        is_coupled = self._spec.rule is VerificationRule.COUPLED
+        if proposal.token_ids or extended.logits is None or not (is_coupled or params.is_greedy):
+            return None
+        law = extended.laws[0]
+        if len(law.token_ids) > 1:
+            return race_margin(law, params, self._noise, length)
+        ids, prompt_length = self._sequence.token_ids[:length], self._spec.prompt_length
+        [history] = row_histories(
+            ids, prompt_length=prompt_length, num_rows=1, matcher=self._matcher
+        )
+        return greedy_margin(extended.logits[0].cpu().numpy(), params, history)
 
     def _read_laws(self, proposal: Proposal) -> list[Law]:
         """The laws of the draft tokens; the coupled rule asks for none, whatever came with them."""

@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from paceline import wire
 from paceline.cli.client import connect
 from paceline.cli.options import address_option, json_option
 from paceline.cli.terminal import run
-from paceline.v1 import gateway_pb2
+from paceline.v1 import gateway_pb2, speculation_pb2
 
 FINGERPRINT_LENGTH = 8
 COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", "accepted")
@@ -23,18 +24,40 @@ COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", 
 @address_option
 @json_option
 def status(address: str, as_json: bool) -> None:
-    """Shows the replicas of both tiers."""
-    rows = run(_rows(address))
+    """Shows the replicas of both tiers, and whether output is what it should be.
+
+    The audit of a verify replica tells how many tokens were judged against their laws and how much
+    of what is beyond chance was ever reached; ALARM means that it was passed.
+    """
+    models = run(_models(address))
+    rows = [_row(replica) for replica in models.replicas]
+    replays = _replays(models.replays)
     if as_json:
-        click.echo(json.dumps({"replicas": rows}, ensure_ascii=False))
-    else:
-        Console().print(_table(rows))
+        click.echo(json.dumps({"replicas": rows, "replays": replays}, ensure_ascii=False))
+        return
+    Console().print(_table(rows))
+    for row in rows:
+        if row["audit"] is not None:
+            click.echo(f"audit {row['address']}: {_describe_audit(row['audit'])}")
+    if any(replays.values()):
+        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in replays.items())
+        click.echo(f"replays: {counts}")
 
 
-async def _rows(address: str) -> list[dict[str, Any]]:
+async def _models(address: str) -> gateway_pb2.ListModelsResponse:
     async with connect(address) as gateway:
-        models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-    return [_row(replica) for replica in models.replicas]
+        return await gateway.ListModels(gateway_pb2.ListModelsRequest())
+
+
+def _replays(report: gateway_pb2.ReplayReport) -> dict[str, int]:
+    """Generations that were replayed as plain decoding, by outcome."""
+    return {
+        "equal": report.equal_count,
+        "near_tie": report.near_tie_count,
+        "mismatch": report.mismatch_count,
+        "skipped": report.skipped_count,
+        "failed": report.failed_count,
+    }
 
 
 def _row(replica: gateway_pb2.Replica) -> dict[str, Any]:
@@ -51,6 +74,23 @@ def _row(replica: gateway_pb2.Replica) -> dict[str, Any]:
         "free_blocks": replica.load.free_block_count,
         "acceptance_rate": replica.accepted_token_count / drafted if drafted else None,
         "draft_sources": list(replica.draft_sources),
+        "audit": _audit(replica.load),
+    }
+
+
+def _audit(load: speculation_pb2.ReplicaLoad) -> dict[str, dict[str, Any]] | None:
+    """Both sums of a verify replica's audit; None for other replicas."""
+    if not load.HasField("audit"):
+        return None
+    report = wire.decode_audit(load.audit)
+    return {
+        kind: {
+            "num_tokens": one.num_tokens,
+            "deviations": one.deviations,
+            "evidence": one.evidence,
+            "is_alarming": one.is_alarming,
+        }
+        for kind, one in (("emitted", report.emitted), ("drafted", report.drafted))
     }
 
 
@@ -78,3 +118,11 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             "-" if rate is None else f"{rate:.0%}",
         )
     return table
+
+
+def _describe_audit(audit: dict[str, dict[str, Any]]) -> str:
+    sums = ", ".join(
+        f"{one['num_tokens']} {kind} at {one['evidence']:.0%}" for kind, one in audit.items()
+    )
+    alarms = [kind for kind, one in audit.items() if one["is_alarming"]]
+    return f"{sums}: ALARM {' '.join(alarms)}" if alarms else sums

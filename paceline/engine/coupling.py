@@ -81,6 +81,10 @@ class Noise:
             law, bits = Law(law.token_ids[places], law.probabilities[places]), bits[places]
         return law.race(exponentials(bits))
 
+    def scores(self, law: Law, position: int) -> Floats:
+        """Returns p(v) / E_v for the law's own ids [n]; the greatest one wins. See `draw`."""
+        return law.probabilities / exponentials(self.bits(position, law.token_ids))
+
 
 def _rivals(probabilities: Floats, bits: Bits) -> Ids:
     """Returns the ascending places [m] of all who can win, equals of the winner among them.

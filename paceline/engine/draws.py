@@ -25,6 +25,8 @@ class Role(enum.IntEnum):
     """Whether the test at a position passes."""
     NEXT = 3
     """The token that a verdict adds."""
+    AUDIT = 4
+    """Whether a round is audited."""
 
 
 class Draws:

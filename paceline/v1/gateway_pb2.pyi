@@ -861,6 +861,7 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
         """The default comes first."""
@@ -869,19 +870,64 @@ class ListModelsResponse(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
         """Every replica that the gateway knows, of both tiers."""
 
+    @_builtins.property
+    def replays(self) -> Global___ReplayReport:
+        """What came of the generations that this gateway replayed since it started."""
+
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ServedModel] | None = ...,
         replicas: _abc.Iterable[Global___Replica] | None = ...,
+        replays: Global___ReplayReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replays", b"replays"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "replays", b"replays", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class ReplayReport(_message.Message):
+    """Finished generations run once more as plain decoding, by what came of it. Only those whose output
+    is fixed are: greedy ones, and those under COUPLED.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EQUAL_COUNT_FIELD_NUMBER: _builtins.int
+    NEAR_TIE_COUNT_FIELD_NUMBER: _builtins.int
+    MISMATCH_COUNT_FIELD_NUMBER: _builtins.int
+    SKIPPED_COUNT_FIELD_NUMBER: _builtins.int
+    FAILED_COUNT_FIELD_NUMBER: _builtins.int
+    equal_count: _builtins.int
+    """The same ids."""
+    near_tie_count: _builtins.int
+    """Another id at a place where two were nearly equal. Never in exact mode."""
+    mismatch_count: _builtins.int
+    """Another id where none was near: the output was not that of plain decoding."""
+    skipped_count: _builtins.int
+    """Chosen and not run, because a replay was running or the gateway was busy."""
+    failed_count: _builtins.int
+    """Not finished, because the target was lost or refused."""
+    def __init__(
+        self,
+        *,
+        equal_count: _builtins.int = ...,
+        near_tie_count: _builtins.int = ...,
+        mismatch_count: _builtins.int = ...,
+        skipped_count: _builtins.int = ...,
+        failed_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["equal_count", b"equal_count", "failed_count", b"failed_count", "mismatch_count", b"mismatch_count", "near_tie_count", b"near_tie_count", "skipped_count", b"skipped_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayReport: _TypeAlias = ReplayReport  # noqa: Y015
 
 @_typing.final
 class ServedModel(_message.Message):

@@ -363,6 +363,7 @@ class SessionSpec(_message.Message):
     ARRIVAL_TIME_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     PROTOCOL_REVISION_FIELD_NUMBER: _builtins.int
+    HAS_FRESH_SEED_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """How many of token_ids are prompt, in [1, number of token_ids]."""
     rule: Global___VerificationRule.ValueType
@@ -379,6 +380,10 @@ class SessionSpec(_message.Message):
     """The client's request id, for logs. Empty is allowed."""
     protocol_revision: _builtins.int
     """Revision of this protocol that the gateway speaks. This file is revision 1."""
+    has_fresh_seed: _builtins.bool
+    """Whether the seed was drawn at random for this session and none was opened with it before. Only
+    such sessions are audited: what repeats a seed repeats its noise.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and everything committed so far, at least one id, each under the vocabulary size."""
@@ -404,10 +409,11 @@ class SessionSpec(_message.Message):
         arrival_time: _timestamp_pb2.Timestamp | None = ...,
         request_id: _builtins.str = ...,
         protocol_revision: _builtins.int = ...,
+        has_fresh_seed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "cache_domain", b"cache_domain", "prompt_length", b"prompt_length", "protocol_revision", b"protocol_revision", "request_id", b"request_id", "rule", b"rule", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_time", b"arrival_time", "cache_domain", b"cache_domain", "has_fresh_seed", b"has_fresh_seed", "prompt_length", b"prompt_length", "protocol_revision", b"protocol_revision", "request_id", b"request_id", "rule", b"rule", "sample_index", b"sample_index", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +488,7 @@ class Verdict(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     PROMPT_LOG_PROBS_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round of the proposal that this answers."""
     accepted_count: _builtins.int
@@ -494,6 +501,10 @@ class Verdict(_message.Message):
     """Number of tokens (prompt and committed) after this verdict."""
     features: _builtins.bytes
     """Hidden states for drafts that read the target's features. Empty unless a session asks."""
+    margin: _builtins.float
+    """How far, in logits, next_token_id was from being another id. Set on a PLAIN verdict of a
+    session that asks for log-probabilities and whose draws are fixed (greedy or COUPLED).
+    """
     @_builtins.property
     def log_probs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbs]:
         """One entry per committed token of this verdict when asked for, else empty."""
@@ -530,12 +541,15 @@ class Verdict(_message.Message):
         load: Global___ReplicaLoad | None = ...,
         features: _builtins.bytes = ...,
         prompt_log_probs: _abc.Iterable[Global___TokenLogProbs] | None = ...,
+        margin: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["forward_duration", b"forward_duration", "load", b"load", "queue_duration", b"queue_duration"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_margin", b"_margin", "forward_duration", b"forward_duration", "load", b"load", "margin", b"margin", "queue_duration", b"queue_duration"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_count", b"accepted_count", "committed_length", b"committed_length", "features", b"features", "forward_duration", b"forward_duration", "kind", b"kind", "load", b"load", "log_probs", b"log_probs", "next_token_id", b"next_token_id", "prompt_log_probs", b"prompt_log_probs", "queue_duration", b"queue_duration", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_margin", b"_margin", "accepted_count", b"accepted_count", "committed_length", b"committed_length", "features", b"features", "forward_duration", b"forward_duration", "kind", b"kind", "load", b"load", "log_probs", b"log_probs", "margin", b"margin", "next_token_id", b"next_token_id", "prompt_log_probs", b"prompt_log_probs", "queue_duration", b"queue_duration", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__margin: _TypeAlias = _typing.Literal["margin"]  # noqa: Y015
+    _WhichOneofArgType__margin: _TypeAlias = _typing.Literal["_margin", b"_margin"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin) -> _WhichOneofReturnType__margin | None: ...
 
 Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
 
@@ -589,6 +603,7 @@ class ReplicaLoad(_message.Message):
     HELD_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     FREE_BLOCK_COUNT_FIELD_NUMBER: _builtins.int
     IS_DRAINING_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
     open_session_count: _builtins.int
     """Sessions open now."""
     queued_count: _builtins.int
@@ -601,6 +616,10 @@ class ReplicaLoad(_message.Message):
     """KV blocks that can be given out."""
     is_draining: _builtins.bool
     """Whether the replica refuses new sessions because it is about to stop."""
+    @_builtins.property
+    def audit(self) -> Global___AuditReport:
+        """What the audit of a verify replica has seen since it started. Set in WatchLoad alone."""
+
     def __init__(
         self,
         *,
@@ -610,14 +629,81 @@ class ReplicaLoad(_message.Message):
         held_block_count: _builtins.int = ...,
         free_block_count: _builtins.int = ...,
         is_draining: _builtins.bool = ...,
+        audit: Global___AuditReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_block_count", b"free_block_count", "held_block_count", b"held_block_count", "is_draining", b"is_draining", "open_session_count", b"open_session_count", "queued_count", b"queued_count", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "free_block_count", b"free_block_count", "held_block_count", b"held_block_count", "is_draining", b"is_draining", "open_session_count", b"open_session_count", "queued_count", b"queued_count", "row_count", b"row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReplicaLoad: _TypeAlias = ReplicaLoad  # noqa: Y015
+
+@_typing.final
+class AuditReport(_message.Message):
+    """Whether tokens follow the laws that they are said to be drawn from, on one verify replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMITTED_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def emitted(self) -> Global___AuditSum:
+        """Tokens that verdicts committed, against the target's laws."""
+
+    @_builtins.property
+    def drafted(self) -> Global___AuditSum:
+        """Draft tokens, accepted or not, against the laws that came with them."""
+
+    def __init__(
+        self,
+        *,
+        emitted: Global___AuditSum | None = ...,
+        drafted: Global___AuditSum | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted", "emitted", b"emitted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafted", b"drafted", "emitted", b"emitted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015
+
+@_typing.final
+class AuditSum(_message.Message):
+    """The running sum of -ln p(y) - H(p) over audited tokens y. Its mean is 0 if each y follows its p."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    VARIANCE_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    token_count: _builtins.int
+    """Tokens whose law left a choice."""
+    total: _builtins.float
+    """The sum, in nats."""
+    variance: _builtins.float
+    """What the laws say of its variance, in nats squared."""
+    evidence: _builtins.float
+    """The most that there ever was against the laws, as a share of what is beyond chance. At 1 or
+    more, which has a probability of at most 1e-9 if the laws hold, the tokens do not follow them.
+    """
+    def __init__(
+        self,
+        *,
+        token_count: _builtins.int = ...,
+        total: _builtins.float = ...,
+        variance: _builtins.float = ...,
+        evidence: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["evidence", b"evidence", "token_count", b"token_count", "total", b"total", "variance", b"variance"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditSum: _TypeAlias = AuditSum  # noqa: Y015
 
 @_typing.final
 class ModelIdentity(_message.Message):

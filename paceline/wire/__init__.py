@@ -7,9 +7,11 @@ are not known here: the services check ids and lengths against their own.
 
 from paceline.wire.durations import duration, seconds, watch_period_s
 from paceline.wire.replicas import (
+    decode_audit,
     decode_identity,
     decode_load,
     decode_sources,
+    encode_audit,
     encode_identity,
     encode_load,
     encode_source,
@@ -34,6 +36,7 @@ from paceline.wire.sessions import (
 
 __all__ = [
     "decode_advance",
+    "decode_audit",
     "decode_identity",
     "decode_load",
     "decode_opened",
@@ -45,6 +48,7 @@ __all__ = [
     "decode_verdict",
     "duration",
     "encode_advance",
+    "encode_audit",
     "encode_draft_opened",
     "encode_identity",
     "encode_load",

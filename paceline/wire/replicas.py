@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from paceline.records import (
+    AuditReport,
+    AuditSum,
     DraftSource,
     ModelIdentity,
     ReplicaLoad,
@@ -21,6 +23,7 @@ def decode_load(message: speculation_pb2.ReplicaLoad) -> ReplicaLoad:
         message.held_block_count,
         message.free_block_count,
         message.is_draining,
+        decode_audit(message.audit) if message.HasField("audit") else None,
     )
 
 
@@ -33,7 +36,31 @@ def encode_load(load: ReplicaLoad) -> speculation_pb2.ReplicaLoad:
         held_block_count=load.num_held_blocks,
         free_block_count=load.num_free_blocks,
         is_draining=load.is_draining,
+        audit=encode_audit(load.audit) if load.audit else None,
     )
+
+
+def decode_audit(message: speculation_pb2.AuditReport) -> AuditReport:
+    """The record of an audit's report."""
+    emitted, drafted = (
+        AuditSum(one.token_count, one.total, one.variance, one.evidence)
+        for one in (message.emitted, message.drafted)
+    )
+    return AuditReport(emitted, drafted)
+
+
+def encode_audit(report: AuditReport) -> speculation_pb2.AuditReport:
+    """The message of an audit's report."""
+    emitted, drafted = (
+        speculation_pb2.AuditSum(
+            token_count=one.num_tokens,
+            total=one.total,
+            variance=one.variance,
+            evidence=one.evidence,
+        )
+        for one in (report.emitted, report.drafted)
+    )
+    return speculation_pb2.AuditReport(emitted=emitted, drafted=drafted)
 
 
 def decode_identity(message: speculation_pb2.ModelIdentity) -> ModelIdentity:

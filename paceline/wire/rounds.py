@@ -81,6 +81,7 @@ def decode_verdict(message: speculation_pb2.Verdict) -> Verdict:
         load=decode_load(message.load),
         log_probs=_decode_log_probs(message.log_probs),
         prompt_log_probs=_decode_log_probs(message.prompt_log_probs),
+        margin=message.margin if message.HasField("margin") else None,
     )
 
 
@@ -97,6 +98,7 @@ def encode_verdict(verdict: Verdict) -> speculation_pb2.Verdict:
         load=encode_load(verdict.load),
         log_probs=encode_log_probs(verdict.log_probs),
         prompt_log_probs=encode_log_probs(verdict.prompt_log_probs),
+        margin=verdict.margin,
     )
 
 

@@ -51,6 +51,7 @@ def decode_session(message: speculation_pb2.SessionSpec) -> SessionSpec:
         cache_domain=message.cache_domain,
         arrival_time_s=message.arrival_time.seconds + message.arrival_time.nanos * 1e-9,
         request_id=message.request_id,
+        has_fresh_seed=message.has_fresh_seed,
     )
 
 
@@ -66,6 +67,7 @@ def encode_session(session: SessionSpec) -> speculation_pb2.SessionSpec:
         cache_domain=session.cache_domain,
         request_id=session.request_id,
         protocol_revision=PROTOCOL_REVISION,
+        has_fresh_seed=session.has_fresh_seed,
     )
     # In two parts: the product of Unix time and 1e9 has more digits than a float.
     whole_s, fraction_s = divmod(session.arrival_time_s, 1.0)

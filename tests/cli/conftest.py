@@ -10,7 +10,9 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
+from paceline import wire
 from paceline.cli.main import main
+from paceline.records import AuditReport, AuditSum
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
 
 ACCEPTED, OWN = gateway_pb2.TOKEN_ORIGIN_DRAFT, gateway_pb2.TOKEN_ORIGIN_RECOVERED
@@ -41,6 +43,8 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     num_accepted: int = 2
     can_tokenize: bool = True
     failure: grpc.StatusCode | None = None
+    audit: AuditReport = AuditReport(AuditSum(300, 5.0, 4.0, 0.125), AuditSum(200))  # noqa: RUF009 - frozen
+    replays: gateway_pb2.ReplayReport = field(default_factory=gateway_pb2.ReplayReport)
 
     def Generate(
         self, request: gateway_pb2.GenerateRequest, context: grpc.ServicerContext
@@ -102,7 +106,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """One model with two sources, one replica of each tier."""
         served = gateway_pb2.ServedModel(model=MODEL, draft_sources=["int8", "ngram"])
-        load = speculation_pb2.ReplicaLoad(open_session_count=2, held_block_count=3)
+        load = speculation_pb2.ReplicaLoad(
+            open_session_count=2, held_block_count=3, audit=wire.encode_audit(self.audit)
+        )
         verify = gateway_pb2.Replica(
             tier=gateway_pb2.TIER_VERIFY, address="v:1", is_ready=True, model=MODEL, load=load
         )
@@ -113,7 +119,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             drafted_token_count=8,
             accepted_token_count=6,
         )
-        return gateway_pb2.ListModelsResponse(models=[served], replicas=[verify, draft])
+        return gateway_pb2.ListModelsResponse(
+            models=[served], replicas=[verify, draft], replays=self.replays
+        )
 
     def Tokenize(
         self, request: gateway_pb2.TokenizeRequest, context: grpc.ServicerContext

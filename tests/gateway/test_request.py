@@ -79,9 +79,10 @@ async def test_a_seed_and_its_rule(
     if named is not None:
         asked.speculation.rule = asked.speculation.rule.__class__(named.value)
     spec = (await read_generation(asked, target, default)).spec
-    assert (seed, named or COUPLED) == (spec.seed, spec.rule)
+    assert (seed, named or COUPLED, False) == (spec.seed, spec.rule, spec.has_fresh_seed)
     asked.ClearField("seed")
-    assert (named or default) is (await read_generation(asked, target, default)).spec.rule
+    spec = (await read_generation(asked, target, default)).spec
+    assert (named or default, True) == (spec.rule, spec.has_fresh_seed)
 
 
 async def test_every_field_arrives(target: Target) -> None:

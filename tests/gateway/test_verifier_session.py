@@ -32,6 +32,7 @@ SPEC = SessionSpec(
     VerificationRule.REJECTION_BLOCK,
     seed=7,
     request_id="test",
+    has_fresh_seed=True,
 )
 
 
@@ -140,6 +141,8 @@ async def test_what_is_sent_again(servers: Servers) -> None:
     assert (3, 1, 2) == (failed.round, repeated.round, following.round)
     assert list(failed.token_ids) == list(repeated.token_ids)
     assert failed.base_length == repeated.base_length
+    # Draws that are repeated are not audited a second time.
+    assert [True, False] == [opened.session.has_fresh_seed for opened in lost.opens]
     assert 1 == session.num_reopened
     assert 1 == len(tiers.targets.ready())
     session.close()

@@ -1,6 +1,16 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
-from tests.mutants import cache, constraints, drafts, gateways, noise, parameters, rules, watches
+from tests.mutants import (
+    audits,
+    cache,
+    constraints,
+    drafts,
+    gateways,
+    noise,
+    parameters,
+    rules,
+    watches,
+)
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -11,5 +21,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *drafts.MUTANTS,
     *cache.MUTANTS,
     *gateways.MUTANTS,
+    *audits.MUTANTS,
     *watches.MUTANTS,
 )

@@ -6,6 +6,7 @@ this tree. It knows no mutant by name.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -22,12 +23,11 @@ from tests.mutants.mutant import Mutant
 ROOT = Path(__file__).parents[2]
 TREE = ("paceline", "draft_service", "verify_service", "gateway", "tests", "pyproject.toml")
 _NUM_PROCESSES = 2
+_PLUGINS = ["pytest_asyncio.plugin", "pytest_timeout"]
 _HEAVY = [
-    "grpc.aio",
-    "pytest",
-    "scipy.stats",
-    "tokenizers",
-    "torch",
+    *("google.rpc.error_details_pb2", "grpc.aio", "grpc_health.v1.health", "grpc_status"),
+    *("jinja2", "llguidance", "prometheus_client", "pydantic_settings", "structlog", "uvloop"),
+    *("pytest", *_PLUGINS, "scipy.stats", "tokenizers", "torch"),
     "transformers.models.llama.modeling_llama",
 ]
 
@@ -106,6 +106,9 @@ def _run_pytest(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
     # A plugin of pytest's is among what is imported already: its asserts are not what is judged.
     quiet = "ignore::pytest.PytestAssertRewriteWarning"
     options = ["-x", "-p", "no:cacheprovider", "-W", quiet, f"--rootdir={copy}"]
+    options += [word for plugin in _PLUGINS for word in ("-p", plugin)]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    gc.freeze()  # pytest collects garbage over and over, and what is imported is none
     status = pytest.main([*options, *tests], plugins=[witness])
     import paceline
 
