@@ -68,7 +68,7 @@ class DrafterSession:
         """Whether the replica has answered on this stream."""
         self._max_draft_tokens = 0
         self._max_length = 0
-        """Tokens of the longest sequence that the draft continues, once its replica has answered."""
+        """Tokens of the longest sequence that the draft continues, as its replica answered."""
         self._absence = "opening"
         """Why there is no stream, as the name of a fallback's cause."""
         self._num_closed_bytes = 0
