@@ -61,7 +61,7 @@ def _num_steps(run: Trial) -> int:
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """The figures for people."""
     grid = Table(box=box.SIMPLE)
-    grid.add_column("source")
+    grid.add_column("source", overflow="fold")
     for title in (
         *("sampling", "accepted", "per round", "per step", "rounds with a draft"),
         *("draft ms/token", "tokens/s", "speedup", "identical"),
@@ -124,7 +124,7 @@ def main(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     if as_json:
         click.echo(json.dumps(rows))
     else:
-        Console(width=None if sys.stdout.isatty() else 140).print(table(rows))
+        Console(width=None if sys.stdout.isatty() else 150).print(table(rows))
     sys.exit(any(row["identical"] < row["prompts"] for row in rows))
 
 

@@ -175,11 +175,16 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _table(report: dict[str, Any]) -> Table:
-    grid = Table(box=box.SIMPLE, title="the best length of each source")
+    grid = Table(
+        box=box.SIMPLE,
+        title="the best length of each source; at best: with drafting hidden",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     grid.add_column("source", overflow="fold")
     for title in (
-        *("k", "accepted", "breaks even", "ms/token", "speed-up", "overlapped"),
-        *("drafts/target", "cost/M"),
+        *("k", "accepted", "break even", "ms a token", "gain", "at best"),
+        *("drafts a target", "cost of 1M"),
     ):
         grid.add_column(title, justify="right")
     for row in report["sources"]:

@@ -97,7 +97,7 @@ def test_words(drafting: Any, paceline: Callable[..., Any]) -> None:
     """A table, predictions beside measurements, memory, warnings, and one line to act on."""
     result = paceline("plan", "--limit", "1", "--target-price", "2")
     assert 0 == result.exit_code, result.output
-    for part in ("overlapped", "predicted", "warning", "draft tokens", "memory unknown"):
+    for part in ("at best", "predicted", "warning", "draft tokens", "memory unknown"):
         assert part in result.stdout
 
 
