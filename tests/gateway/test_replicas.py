@@ -175,14 +175,14 @@ async def test_a_name_without_addresses_is_an_empty_tier(
 ) -> None:
     """Scaled to nothing: no replica stays. A name service that is away empties nothing."""
     a = await servers.draft(SCRIPT)
-    answers: dict[str, int | str] = {"a": a.address, "b": socket.EAI_AGAIN}
+    answers_by_host: dict[str, int | str] = {"a": a.address, "b": socket.EAI_AGAIN}
 
-    async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
-        answer = answers[host]
+    async def getaddrinfo(host: str, port: int, **options: Any) -> list[Any]:
+        answer = answers_by_host[host]
         if isinstance(answer, int):
             raise socket.gaierror(answer, "no")
-        address, _, own_port = answer.rpartition(":")
-        return [(socket.AF_INET, 0, 0, "", (address, own_port))]
+        host, _, own_port = answer.rpartition(":")
+        return [(socket.AF_INET, 0, 0, "", (host, own_port))]
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
@@ -192,14 +192,14 @@ async def test_a_name_without_addresses_is_an_empty_tier(
     await replicas.start()
     await replicas.wait_tried()
     assert a.address == picked(replicas)  # although b could not be looked up
-    answers["a"] = socket.EAI_AGAIN
+    answers_by_host["a"] = socket.EAI_AGAIN
     await replicas._resolve()
     assert a.address == picked(replicas)
     for gone in (socket.EAI_NONAME, socket.EAI_NODATA):
-        answers["a"] = a.address
+        answers_by_host["a"] = a.address
         await replicas._resolve()
         assert 1 == len(replicas.all())
-        answers["a"] = gone
+        answers_by_host["a"] = gone
         await replicas._resolve()
         assert [] == replicas.all()
 
