@@ -72,7 +72,10 @@ def _plain(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def table_of(values: str) -> Iterator[str]:
-    """Rows for every key of values.yaml: path, value, and the comment above it."""
+    """Rows for the keys of values.yaml: path, value, and the comment above it.
+
+    Left out are keys that only hold others. Where a tier changes a default, that is what is said.
+    """
     yield "| key | default | what it does |"
     yield "|---|---|---|"
     path: list[str] = []
@@ -81,16 +84,16 @@ def table_of(values: str) -> Iterator[str]:
         if match := KEY.fullmatch(line):
             indent, key, value = len(match[1]), match[2], match[3] or ""
             path = [*path[: indent // 2], key]
-            yield f"| `{'.'.join(path)}` | {_cell(f'`{value}`' if value else '')} | {_cell(' '.join(comment))} |"
+            text = " ".join(comment)
+            if value and not text and path[0] in CONFIGS:
+                text = f"Instead of `{'.'.join(['defaults', *path[1:]])}`."
+            if value or text:
+                yield f"| `{'.'.join(path)}` | {f'`{value}`' if value else ''} | {text} |"
             comment = []
         elif line.strip().startswith("#"):
             comment.append(line.strip("# "))
         else:
             comment = []
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
