@@ -12,13 +12,18 @@ from concurrent.futures import Future
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftSession
+from draft_service.drafters.model import ModelDrafter
+from draft_service.metrics import DraftMetrics
 from draft_service.sources import load_drafters
 from paceline import wire
+from paceline.engine.engine import Engine
 from paceline.errors import Aborted, InvalidArgument, NotFound, Unavailable, Unimplemented
 from paceline.pairing import check_pair
 from paceline.records import Proposal, ReplicaLoad
 from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.serving.metrics import new_registry
 from paceline.tier import Sessions, next_message, watch_load
+from paceline.tier_metrics import TierCollector
 from paceline.v1 import draft_pb2
 
 Requests = AsyncIterator[draft_pb2.DraftRequest]
@@ -35,6 +40,9 @@ class DraftService:
         self._config = config
         self._sessions = Sessions(config.max_sessions)
         self._drafters: dict[str, Drafter] = {}
+        self.registry = new_registry()
+        self._metrics = DraftMetrics(self.registry)
+        self.registry.register(TierCollector("draft", self._sessions, self._engines))
 
     @property
     def is_healthy(self) -> bool:
@@ -91,6 +99,7 @@ class DraftService:
                 while (item := await outbox.get()) is not None:
                     if isinstance(item, BaseException):
                         raise item
+                    self._metrics.observe(session.opened.source, item)
                     yield draft_pb2.DraftResponse(proposal=wire.encode_proposal(item))
             finally:
                 reader.cancel()
@@ -156,6 +165,9 @@ class DraftService:
             outbox.put_nowait(None)
         except Exception as error:
             outbox.put_nowait(error)
+
+    def _engines(self) -> dict[str, Engine]:
+        return {n: d.engine for n, d in self._drafters.items() if isinstance(d, ModelDrafter)}
 
     def _load(self) -> ReplicaLoad:
         if not self.is_healthy:

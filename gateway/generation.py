@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import structlog
 
 from gateway import events
-from gateway.commit import Committer
+from gateway.commit import Committed, Committer
 from gateway.config import GatewayConfig
 from gateway.draft_length import DraftLengthPolicy, FixedLength, WindowLength
 from gateway.drafter_session import DraftChoice, DrafterSession
+from gateway.metrics import Ended, GatewayMetrics, RoundLabels
 from gateway.pairing import NO_DRAFT
 from gateway.request import Generation
 from gateway.round import Pair, run_rounds
@@ -25,6 +26,7 @@ from gateway.tiers import Target, Tiers
 from gateway.verifier_session import VerifierBounds, VerifierSession
 from paceline import wire
 from paceline.errors import PacelineError
+from paceline.records import Proposal, Verdict
 from paceline.v1 import gateway_pb2
 
 _log = structlog.get_logger(__name__)
@@ -41,7 +43,12 @@ class Call:
 
 
 async def run_generation(
-    generation: Generation, target: Target, tiers: Tiers, config: GatewayConfig, call: Call
+    generation: Generation,
+    target: Target,
+    tiers: Tiers,
+    config: GatewayConfig,
+    call: Call,
+    metrics: GatewayMetrics,
 ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
     """Runs one generation and yields its events.
 
@@ -52,20 +59,20 @@ async def run_generation(
     committer.resume(generation.committed_token_ids)
     policy = choose_policy(generation, config)
     sessions = _open_sessions(generation, target, tiers, config, call.deadline_s)
-    record = _Record(generation, sessions, call)
+    record = _Record(generation, sessions, call, metrics)
     try:
         yield events.started(generation, target.model)
         rounds = run_rounds(
             sessions,
             committer,
             policy,
-            record.stats,
+            record,
             base_length=len(generation.spec.token_ids),
             last_length=generation.last_length,
         )
         async with aclosing(rounds):
             async for committed in rounds:
-                record.observe(len(committed.token_ids))
+                record.commit(committed)
                 yield events.tokens(committed)
                 if committed.finish_reason is not None:
                     record.outcome = committed.finish_reason.name
@@ -122,8 +129,11 @@ def _open_sessions(
 class _Record:
     """What is told of a generation at its end: in its last event and in one log line."""
 
-    def __init__(self, generation: Generation, sessions: _Sessions, call: Call) -> None:
-        self.stats = SpeculationStats()
+    def __init__(
+        self, generation: Generation, sessions: _Sessions, call: Call, metrics: GatewayMetrics
+    ) -> None:
+        self._stats = SpeculationStats()
+        self._metrics = metrics
         self.outcome = "CANCELLED"
         """Finish reason, or the reason of the error; unless one is noted, the call was ended."""
         self._generation = generation
@@ -132,22 +142,31 @@ class _Record:
         self._first_s = self._last_s = 0.0
         self._num_tokens = 0
 
-    def observe(self, num_tokens: int) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, num_asked: int, round_s: float) -> None:
+        """Takes in one round."""
+        self._stats.observe(proposal, verdict, num_asked, round_s)
+        self._metrics.observe_round(
+            RoundLabels(self._sessions.drafter.source, ""), proposal, verdict, num_asked, round_s
+        )
+
+    def commit(self, committed: Committed) -> None:
         """Notes that a round committed tokens just now."""
         self._last_s = time.perf_counter()
-        self._first_s = self._first_s or self._last_s
-        self._num_tokens += num_tokens
+        if not self._num_tokens:
+            self._first_s = self._last_s
+            self._metrics.observe_first_token(self._first_s - self._arrived_s, "")
+        self._num_tokens += len(committed.token_ids)
+        self._metrics.observe_tokens(committed.origins, "")
 
     def message(self) -> gateway_pb2.GenerationStats:
         """The statistics as the client gets them."""
         sessions = self._sessions
-        message = events.speculation(self.stats)
+        message = events.speculation(self._stats)
         num_bytes = sessions.verifier.num_bytes + sessions.drafter.num_bytes
         message.wire_bytes_per_token = num_bytes / max(1, self._num_tokens)
         message.time_to_first_token.CopyFrom(wire.duration(self._first_s - self._arrived_s))
-        if self._last_s > self._first_s:
-            after_first_s = self._last_s - self._first_s
-            message.tokens_per_second = (self._num_tokens - 1) / after_first_s
+        if (token_s := self._token_s) is not None:
+            message.tokens_per_second = 1 / token_s
         message.fallbacks.update(sessions.drafter.fallbacks)
         message.reopened_count = sessions.verifier.num_reopened
         message.draft_source = sessions.drafter.source
@@ -155,11 +174,13 @@ class _Record:
 
     def close(self) -> None:
         """Counts the outcome for the replicas and writes the one line of this generation."""
-        stats, sessions = self.stats, self._sessions
+        stats, sessions = self._stats, self._sessions
         for replica in (sessions.verifier.replica, sessions.drafter.replica):
             if replica is not None:
                 replica.num_drafted += stats.num_drafted
                 replica.num_accepted += stats.num_accepted
+        ended = self._ended()
+        self._metrics.observe_end(ended)
         _log.info(
             "generation",
             request_id=self._generation.spec.request_id,
@@ -175,5 +196,26 @@ class _Record:
             stale=sessions.drafter.num_stale,
             reopened=sessions.verifier.num_reopened,
             first_token_s=round(max(0.0, self._first_s - self._arrived_s), 4),
-            total_s=round(time.perf_counter() - self._arrived_s, 4),
+            token_s=None if ended.token_s is None else round(ended.token_s, 6),
+            total_s=round(ended.total_s, 4),
+        )
+
+    @property
+    def _token_s(self) -> float | None:
+        """Seconds per token behind those of the first round; None where there is none."""
+        num_later, later_s = self._num_tokens - 1, self._last_s - self._first_s
+        return later_s / num_later if num_later > 0 and later_s > 0 else None
+
+    def _ended(self) -> Ended:
+        verifier, drafter = self._sessions.verifier, self._sessions.drafter
+        return Ended(
+            self.outcome,
+            RoundLabels(drafter.source, ""),
+            self._generation.spec.prompt_length,
+            time.perf_counter() - self._arrived_s,
+            self._token_s,
+            {"verify": verifier.num_bytes, "draft": drafter.num_bytes},
+            drafter.fallbacks,
+            drafter.num_stale,
+            verifier.num_reopened,
         )

@@ -14,7 +14,6 @@ from typing import Protocol
 
 from gateway.commit import Committed, Committer
 from gateway.draft_length import DraftLengthPolicy
-from gateway.stats import SpeculationStats
 from paceline.records import Advance, Proposal, Verdict
 
 
@@ -47,6 +46,16 @@ class Drafter(Protocol):
         """
 
 
+class Observer(Protocol):
+    """Who is told of every round."""
+
+    def observe(self, proposal: Proposal, verdict: Verdict, num_asked: int, round_s: float) -> None:
+        """Takes in one round of `round_s` seconds, for which `num_asked` draft tokens were asked.
+
+        It comes before what the round committed is yielded.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Both tiers of one generation."""
@@ -59,7 +68,7 @@ async def run_rounds(
     pair: Pair,
     committer: Committer,
     policy: DraftLengthPolicy,
-    stats: SpeculationStats,
+    observer: Observer,
     *,
     base_length: int,
     last_length: int,
@@ -70,7 +79,7 @@ async def run_rounds(
         pair: Who verifies and who drafts.
         committer: Owner of the committed output.
         policy: Decides how long the proposals are.
-        stats: Counts the rounds.
+        observer: Is told of each round.
         base_length: Tokens, prompt and committed, before the first round.
         last_length: Tokens, prompt and output, that the generation may reach.
 
@@ -79,12 +88,12 @@ async def run_rounds(
     """
     # The first proposal is empty and leaves with the opening of the session: the first token never
     # waits for the draft.
-    proposal = Proposal(1, base_length)
+    proposal, length = Proposal(1, base_length), 0
     started_s = time.perf_counter()
     while True:
         verdict = await pair.verifier.verify(proposal)
         committed = committer.commit(proposal, verdict)
-        stats.observe(proposal, verdict, time.perf_counter() - started_s)
+        observer.observe(proposal, verdict, length, time.perf_counter() - started_s)
         if proposal.token_ids:
             policy.observe(len(proposal.token_ids), verdict.num_accepted)
         if committed.finish_reason is not None:

@@ -13,6 +13,7 @@ from gateway import events
 from gateway.admission import Admission
 from gateway.config import GatewayConfig
 from gateway.generation import Call, run_generation
+from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
 from gateway.replicas import Replicas
 from gateway.request import check_ids, read_generation, read_prompt
@@ -20,6 +21,7 @@ from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
 from paceline.records import VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.serving.metrics import new_registry
 from paceline.v1 import gateway_pb2
 
 _log = structlog.get_logger(__name__)
@@ -40,6 +42,9 @@ class GatewayService:
             Replicas(config.verify, verify_tier(tokenizers), resolve_period_s=period_s),
             Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
         )
+        self.registry = new_registry()
+        self._metrics = GatewayMetrics(self.registry)
+        self._metrics.watch(self._tiers, lambda: self._admission.num_running)
 
     @property
     def is_healthy(self) -> bool:
@@ -85,7 +90,7 @@ class GatewayService:
                 self._tiers.sources, generation.draft_source, target.model, generation.spec.rule
             )
             call = Call(arrived_s, _deadline_s(context))
-            run = run_generation(generation, target, self._tiers, self._config, call)
+            run = run_generation(generation, target, self._tiers, self._config, call, self._metrics)
             async with aclosing(run):
                 async for event in run:
                     yield event

@@ -18,6 +18,8 @@ class SpeculationStats:
         self.num_rounds = 0
         """Rounds with at least one draft token."""
         self.num_plain_rounds = 0
+        self.num_asked = 0
+        """Draft tokens that were asked for; fewer come where the draft is absent or at its end."""
         self.num_drafted = 0
         self.num_accepted = 0
         self.drafted_by_position: list[int] = []
@@ -29,8 +31,9 @@ class SpeculationStats:
         self._round_s: list[float] = []
         self._overhead_s: list[float] = []
 
-    def observe(self, proposal: Proposal, verdict: Verdict, round_s: float) -> None:
+    def observe(self, proposal: Proposal, verdict: Verdict, num_asked: int, round_s: float) -> None:
         """Takes in one round that took `round_s` seconds as the gateway saw it."""
+        self.num_asked += num_asked
         num_drafted = len(proposal.token_ids)
         if num_drafted:
             self.num_rounds += 1

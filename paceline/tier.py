@@ -87,9 +87,16 @@ class Sessions:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._num_open = 0
+        self.num_opened = 0
+        """Sessions let in since the start."""
         self._is_draining = False
         self._none_open = asyncio.Event()
         self._none_open.set()
+
+    @property
+    def num_open(self) -> int:
+        """Sessions open now."""
+        return self._num_open
 
     def enter(self) -> None:
         """Lets a session in.
@@ -100,6 +107,7 @@ class Sessions:
         if self._num_open >= self._limit:
             raise Exhausted(f"{self._limit} sessions are open", reason="SESSIONS_EXHAUSTED")
         self._num_open += 1
+        self.num_opened += 1
         self._none_open.clear()
 
     def leave(self) -> None:

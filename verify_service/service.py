@@ -9,12 +9,16 @@ from collections.abc import AsyncIterator, Sequence
 from paceline import wire
 from paceline.engine.assembly import assemble
 from paceline.engine.constraint import Grammars
+from paceline.engine.engine import Engine
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.serving.metrics import new_registry
 from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
+from paceline.tier_metrics import TierCollector
 from paceline.v1 import speculation_pb2, verify_pb2
 from verify_service.config import VerifyConfig
+from verify_service.metrics import VerifyMetrics
 from verify_service.verifier import Verifier
 
 _CHUNK_BYTES = 1 << 20
@@ -30,6 +34,9 @@ class VerifyService:
         self._sessions = Sessions(config.max_sessions)
         self._tokenizer_archive = b""
         self._verifier: Verifier | None = None
+        self.registry = new_registry()
+        self._metrics = VerifyMetrics(self.registry)
+        self.registry.register(TierCollector("verify", self._sessions, self._engines))
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Every RPC of verify.proto."""
@@ -93,6 +100,7 @@ class VerifyService:
                     if not request.HasField("proposal"):
                         raise InvalidArgument("proposal", "must be set after the first message")
                     verdict = await session.verify(wire.decode_proposal(request.proposal))
+                    self._metrics.observe(verdict)
                     yield verify_pb2.VerifyResponse(verdict=self._encode(verdict))
             finally:
                 session.close()
@@ -136,6 +144,9 @@ class VerifyService:
         assert self._verifier is not None, "calls are let in only after start"
         require_alive(self._verifier.engine)
         return self._verifier
+
+    def _engines(self) -> dict[str, Engine]:
+        return {} if self._verifier is None else {"target": self._verifier.engine}
 
     def _encode(self, verdict: Verdict) -> speculation_pb2.Verdict:
         """The message of a verdict, with what only the service knows of its load."""

@@ -1,7 +1,7 @@
 """One service as a child process: its address, its readiness, its last log lines, its end.
 
-Knows the two lines that every service prints on its standard output (`listening ...`, `ready ...`)
-and nothing about what the service does.
+Knows the lines that every service prints on its standard output (`metrics ...`, `listening ...`,
+`ready ...`) and nothing about what the service does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class ServiceProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._facts: dict[str, asyncio.Future[str]] = {}
         self._readers: list[asyncio.Task[None]] = []
+        self.metrics_address = ""
+        """Where it serves /metrics, known once it listens; empty where it does not."""
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Starts `python -m NAME ARGUMENTS` with `environment` over the parent's own."""
@@ -124,6 +126,8 @@ class ServiceProcess:
         """Reads `listening service=NAME address=HOST:PORT` and the same with `ready`."""
         word, _, rest = line.partition(" ")
         fields = dict(item.partition("=")[::2] for item in rest.split())
+        if word == "metrics":
+            self.metrics_address = fields["address"]
         fact = self._facts.get(word)
         if fact is not None and not fact.done():
             fact.set_result(fields["address"])

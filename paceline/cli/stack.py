@@ -20,6 +20,8 @@ POLL_S = 0.05
 # A gateway that has its replicas' addresses finds them in a second or two; past this something is
 # wrong between them, and saying so beats waiting.
 DISCOVERY_TIMEOUT_S = 60.0
+# Every process serves /metrics, on a free port unless said otherwise.
+_METRICS_PORTS = tuple(f"PACELINE_{name}_METRICS_PORT" for name in ("VERIFY", "DRAFT", "GATEWAY"))
 
 
 def num_cores() -> int:
@@ -60,7 +62,8 @@ class StackOptions:
 
         Threads that wait must sleep: spinning, they take the cores that another tier works on.
         """
-        settings = {name: os.environ.get(name, value) for name, value in self.settings.items()}
+        wanted = dict.fromkeys(_METRICS_PORTS, "0") | dict(self.settings)
+        settings = {name: os.environ.get(name, value) for name, value in wanted.items()}
         # The services do not read the command line's file: its tables for them are in `settings`.
         return settings | {"OMP_WAIT_POLICY": self.omp_wait_policy.upper(), "PACELINE_CONFIG": ""}
 
@@ -165,7 +168,8 @@ class Stack:
         """Waits until all listen, and reports each with its pid."""
         addresses = await asyncio.gather(*(process.listening() for process in processes))
         for process, address in zip(processes, addresses, strict=True):
-            self._report(f"pid {process.name}={process.pid} address={address}")
+            metrics = f" metrics={process.metrics_address}" if process.metrics_address else ""
+            self._report(f"pid {process.name}={process.pid} address={address}{metrics}")
         return addresses
 
     async def _reached(self, address: str, num_replicas: int) -> None:

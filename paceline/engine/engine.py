@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.figures import EngineFigures
 from paceline.engine.history import History, row_histories
 from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
@@ -96,6 +97,7 @@ class Engine:
         self._is_stopping = False
         self._num_rows = 0
         self.num_failed_steps = 0
+        self.figures = EngineFigures()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         runner.allocate(options.num_blocks, options.block_size)
 
@@ -124,6 +126,7 @@ class Engine:
             )
             self._scheduler.open(sequence)
             sequence.reuse_prefix(len(sequence) - 1)
+            self.figures.add_opened(len(sequence), sequence.num_cached)
             return sequence
 
         return self._mail.post(open_now)
@@ -236,6 +239,7 @@ class Engine:
                 task.sequence.release()
                 self._fail(task, error)
             return True
+        self.figures.add_step(self._num_rows, time.perf_counter() - started_at)
         for task, span in zip(tasks, plan.spans, strict=True):
             task.sequence.num_cached = span.end
             task.sequence.register_prefix()

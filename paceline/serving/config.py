@@ -43,6 +43,12 @@ class ServerConfig(BaseSettings):
     port: int = Field(
         default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one"
     )
+    metrics_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="port for /metrics, on the same address; 0 takes a free one, unset serves none",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
     )

@@ -11,6 +11,7 @@ import contextlib
 import enum
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import grpc
@@ -25,6 +26,9 @@ from paceline.serving.statuses import internal_status, status_of
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = Callable[[Any, Context], Any]
+
+OnRefusal: TypeAlias = Callable[[str, str], None]
+"""Called with the RPC's name and the error's reason where a call ends with an error."""
 
 DEFAULT_LIMIT_BYTES = 16 * 1024 * 1024
 _log = structlog.get_logger(__name__)
@@ -90,16 +94,20 @@ def add_endpoints(
     endpoints: Iterable[Endpoint],
     gate: Gate,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    on_refusal: OnRefusal = lambda rpc, reason: None,
 ) -> None:
     """Registers a service's endpoints; every message above `limit_bytes` is refused."""
     # No (de)serializers: gRPC answers bytes that it cannot parse with a bare status of its own.
-    methods = {e.name: _method_handler(e, gate, limit_bytes) for e in endpoints}
+    methods = {
+        e.name: _method_handler(e, gate, limit_bytes, partial(on_refusal, e.name))
+        for e in endpoints
+    }
     handler = grpc.method_handlers_generic_handler(service_name, methods)
     server.add_generic_rpc_handlers((handler,))
 
 
 def _method_handler(
-    endpoint: Endpoint, gate: Gate, limit_bytes: int
+    endpoint: Endpoint, gate: Gate, limit_bytes: int, refuse: Callable[[str], None]
 ) -> grpc.RpcMethodHandler[Any, Any]:
     parse = _parser(endpoint.request_type, limit_bytes)
 
@@ -120,7 +128,7 @@ def _method_handler(
                 gate.check()
                 return await behavior(request, context)
             except (Exception, asyncio.CancelledError) as error:
-                await _end(error, context, request_id)
+                await _end(error, context, request_id, refuse)
 
         return call
 
@@ -180,7 +188,9 @@ async def _write_all(responses: object, context: Context) -> None:
             await write(response.SerializeToString())
 
 
-async def _end(error: BaseException, context: Context, request_id: str) -> None:
+async def _end(
+    error: BaseException, context: Context, request_id: str, refuse: Callable[[str], None]
+) -> None:
     """Ends a call with the status of what its handler raised."""
     if isinstance(error, asyncio.CancelledError):
         if _is_current_task_cancelled():  # by the caller, a deadline or the server's stop
@@ -193,7 +203,9 @@ async def _end(error: BaseException, context: Context, request_id: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, PacelineError):
+        refuse(error.reason)
         await _abort(context, status_of(error))
+    refuse("INTERNAL")
     _log.error("call_failed", exc_info=error)
     await _abort(context, internal_status(request_id))
 

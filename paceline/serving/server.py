@@ -1,8 +1,9 @@
 """The life of a server process: listen, load, serve, drain, stop. The same for all three services.
 
 Standard output carries two lines, for the process that started this one: `listening service=...
-address=...` when the port is bound and `ready service=... address=...` when calls are let in. What
-a service does is not known here.
+address=...` when the port is bound and `ready service=... address=...` when calls are let in. Where
+metrics are served, `metrics service=... address=...` comes before them. What a service does is not
+known here.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
 
 from paceline.errors import PacelineError, Unavailable
 from paceline.serving import logging
 from paceline.serving.channels import SERVER_OPTIONS
 from paceline.serving.config import ServerConfig
 from paceline.serving.endpoints import Endpoint, Gate, add_endpoints
+from paceline.serving.metrics import CallMetrics, serve_metrics
 
 # What calls that outlived the drain get to hear of their end.
 STOP_GRACE_S = 0.5
@@ -42,6 +45,10 @@ class Service(Protocol):
     @property
     def name(self) -> str:
         """The full name on the wire, as "paceline.v1.VerifyService"."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Every metric of the process."""
 
     @property
     def is_healthy(self) -> bool:
@@ -67,7 +74,14 @@ def run(service: Service, config: ServerConfig) -> None:
         SystemExit: 1 where it could not listen or start.
     """
     logging.configure(config.log_level, config.log_format)
-    status = _run(serve(service, config))
+    try:
+        with serve_metrics(service.registry, config.host, config.metrics_port) as address:
+            if address:
+                _announce("metrics", config, address)
+            status = _run(serve(service, config))
+    except OSError as error:
+        _log.error("start_failed", error=str(error))
+        status = 1
     if status:
         raise SystemExit(status)
 
@@ -136,7 +150,8 @@ def _server(
 ) -> grpc.aio.Server:
     server = grpc.aio.server(options=_options(config))
     limit_bytes = config.max_message_mib * 1024 * 1024
-    add_endpoints(server, service.name, service.endpoints(), gate, limit_bytes)
+    calls = CallMetrics(service.registry)
+    add_endpoints(server, service.name, service.endpoints(), gate, limit_bytes, calls.refuse)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if config.reflection:
         names = (service.name, health.SERVICE_NAME, reflection.SERVICE_NAME)

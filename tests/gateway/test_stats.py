@@ -15,7 +15,7 @@ def observe(
     proposal = Proposal(1, 10, (1,) * num_drafted, draft_s=0.002)
     kind = VerdictKind.BONUS if num_drafted else VerdictKind.PLAIN
     verdict = Verdict(1, num_accepted, 1, kind, 11 + num_accepted, forward_s=0.005)
-    stats.observe(proposal, verdict, round_s)
+    stats.observe(proposal, verdict, num_drafted, round_s)
 
 
 def test_counts_of_three_rounds() -> None:

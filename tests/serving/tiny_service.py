@@ -12,6 +12,7 @@ from google.protobuf.wrappers_pb2 import StringValue
 from paceline.errors import FailedPrecondition
 from paceline.serving.config import ServerConfig, load
 from paceline.serving.endpoints import Context, Endpoint, Shape
+from paceline.serving.metrics import new_registry
 from paceline.serving.server import run
 
 
@@ -29,6 +30,7 @@ class TinyService:
 
     def __init__(self, config: TinyConfig) -> None:
         self._config = config
+        self.registry = new_registry()
         self._num_open = 0
         self._is_healthy = True
         self._idle = asyncio.Event()

@@ -1,0 +1,43 @@
+"""The draft tier's own metrics; `paceline/tier_metrics.py` has those of engines and sessions."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from paceline.records import Proposal
+from paceline.serving.metrics import FINE_BUCKETS_S
+
+
+class DraftMetrics:
+    """Declares every metric of a draft replica."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._proposals = Counter(
+            "paceline_draft_proposals", "Proposals sent", ("source",), registry=registry
+        )
+        self._tokens = Counter(
+            "paceline_draft_tokens", "Draft tokens proposed", ("source",), registry=registry
+        )
+        self._superseded = Counter(
+            "paceline_draft_superseded",
+            "Proposals that a newer request overtook",
+            ("source",),
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "paceline_draft_seconds",
+            "Drafting of one proposal, queueing included",
+            ("source",),
+            registry=registry,
+            buckets=FINE_BUCKETS_S,
+        )
+
+    def observe(self, source: str, proposal: Proposal) -> None:
+        """Takes in one proposal."""
+        self._proposals.labels(source).inc()
+        self._tokens.labels(source).inc(len(proposal.token_ids))
+        self._seconds.labels(source).observe(proposal.draft_s)
+
+    def supersede(self, source: str) -> None:
+        """Counts a proposal that was overtaken."""
+        self._superseded.labels(source).inc()
