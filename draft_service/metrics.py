@@ -8,6 +8,11 @@ from paceline.records import Proposal
 from paceline.serving.metrics import FINE_BUCKETS_S
 
 
+def told(source: str, proposal: Proposal) -> dict[str, str | int | float]:
+    """What the span of a round says of its proposal."""
+    return {"paceline.draft_source": source, "paceline.draft_tokens": len(proposal.token_ids)}
+
+
 class DraftMetrics:
     """Declares every metric of a draft replica."""
 

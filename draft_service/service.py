@@ -7,13 +7,15 @@ and the end of the stream is noticed while a block is drafted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter, DraftSession
 from draft_service.drafters.model import ModelDrafter
-from draft_service.metrics import DraftMetrics
+from draft_service.metrics import DraftMetrics, told
 from draft_service.sources import load_drafters
 from paceline import wire
 from paceline.engine.engine import Engine
@@ -22,6 +24,7 @@ from paceline.pairing import check_pair
 from paceline.records import Proposal, ReplicaLoad
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
+from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, traceparent_of
 from paceline.tier import Sessions, next_message, watch_load
 from paceline.tier_metrics import TierCollector
 from paceline.v1 import draft_pb2
@@ -40,6 +43,7 @@ class DraftService:
         self._config = config
         self._sessions = Sessions(config.max_sessions)
         self._drafters: dict[str, Drafter] = {}
+        self._tracer: Tracer = Untraced()
         self.registry = new_registry()
         self._metrics = DraftMetrics(self.registry)
         self.registry.register(TierCollector("draft", self._sessions, self._engines))
@@ -69,6 +73,7 @@ class DraftService:
 
     async def start(self) -> None:
         """Loads the sources and warms them up."""
+        self._tracer = self._config.tracer()
         self._drafters = await asyncio.to_thread(load_drafters, self._config)
 
     async def drain(self) -> None:
@@ -79,6 +84,7 @@ class DraftService:
         """Ends the sources."""
         for drafter in self._drafters.values():
             await asyncio.to_thread(drafter.stop)
+        await asyncio.to_thread(self._tracer.close)
 
     async def draft(
         self, requests: Requests, context: Context
@@ -90,6 +96,11 @@ class DraftService:
         if not first.HasField("open"):
             raise InvalidArgument("open", "must be the first message of a session")
         self._sessions.enter()
+        span = self._tracer.start(
+            "paceline.v1.DraftService/Draft",
+            traceparent_of(context.invocation_metadata()),
+            rpc_attributes(self.name, "Draft"),
+        )
         try:
             session = await self._open(first.open)
             outbox: Outbox = asyncio.Queue()
@@ -100,11 +111,13 @@ class DraftService:
                     if isinstance(item, BaseException):
                         raise item
                     self._metrics.observe(session.opened.source, item)
+                    span.round(item.round, item.draft_s, told(session.opened.source, item))
                     yield draft_pb2.DraftResponse(proposal=wire.encode_proposal(item))
             finally:
                 reader.cancel()
                 session.close()
         finally:
+            span.end(sys.exception())
             self._sessions.leave()
 
     async def describe_model(
@@ -142,6 +155,7 @@ class DraftService:
         What was asked for before the half-close of the stream is still answered.
         """
         loop = asyncio.get_running_loop()
+        overtaken = partial(self._metrics.supersede, session.opened.source)
         last: Future[Proposal] | None = None
         try:
             while (
@@ -156,7 +170,7 @@ class DraftService:
                 is_answered = advance.num_draft_tokens > 0
 
                 def deliver(done: Future[Proposal], is_answered: bool = is_answered) -> None:
-                    loop.call_soon_threadsafe(_deliver, done, is_answered, outbox)
+                    loop.call_soon_threadsafe(_deliver, done, is_answered, outbox, overtaken)
 
                 future.add_done_callback(deliver)
                 last = future if is_answered else None
@@ -183,11 +197,15 @@ class DraftService:
         )
 
 
-def _deliver(done: Future[Proposal], is_answered: bool, outbox: Outbox) -> None:
+def _deliver(
+    done: Future[Proposal], is_answered: bool, outbox: Outbox, overtaken: Callable[[], None]
+) -> None:
     """Puts what became of an advance into the outbox; a superseded one has no answer."""
     error = done.exception()
     if error is None:
         if is_answered:
             outbox.put_nowait(done.result())
-    elif not (isinstance(error, Aborted) and error.reason == "SUPERSEDED"):
+    elif isinstance(error, Aborted) and error.reason == "SUPERSEDED":
+        overtaken()
+    else:
         outbox.put_nowait(error)

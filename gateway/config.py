@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
+from gateway.arms import Arms
 from paceline.serving.config import ServerConfig
 
 Address = Annotated[str, StringConstraints(pattern=r"^.+:\d{1,5}$")]
@@ -36,6 +37,24 @@ class GatewayConfig(ServerConfig):
     )
     max_draft_tokens: int = Field(
         10, ge=0, le=64, description="longest proposal, in tokens, unless a request pins it"
+    )
+    low_acceptance: float = Field(
+        0.6,
+        ge=0,
+        le=1,
+        description="acceptance rate of a draft source under which it is warned of",
+    )
+    price_per_hour: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="price of this gateway and its share of both tiers for an hour, for the cost "
+        "per million tokens; 0 reports none",
+    )
+    arms: Arms = Field(
+        {},
+        description='comparison on live traffic: {"NAME": {"share": S, "draft_source": D, '
+        '"draft_length": L}, ...}, JSON or a table; the rest is the arm control',
     )
     draft_stall_s: float = Field(
         5.0, gt=0, allow_inf_nan=False, description="seconds after which a silent draft is dropped"

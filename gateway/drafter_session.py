@@ -50,6 +50,8 @@ class DraftChoice:
     block is dropped may not depend on what was drafted."""
     deadline_s: float | None = None
     """Event loop time at which the caller gives up."""
+    traceparent: str = ""
+    """Context of the generation's span; empty where it is not traced."""
 
 
 class DrafterSession:
@@ -184,6 +186,7 @@ class DrafterSession:
             _METHOD,
             timeout_s=self._remaining_s(),
             request_id=self._spec.request_id,
+            traceparent=self._choice.traceparent,
         )
         session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
         self._num_sent = len(self._token_ids)

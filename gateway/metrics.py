@@ -5,12 +5,14 @@ Told by the record of each generation, round by round. It decides nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gateway.tiers import Tiers
+from gateway.token_rate import TokenRate
 from paceline.records import Proposal, TokenOrigin, Verdict
 from paceline.serving.metrics import COARSE_BUCKETS_S, FINE_BUCKETS_S
 
@@ -49,7 +51,7 @@ class GatewayMetrics:
     `arm` is the generation's arm of a comparison, empty outside of one.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, price_per_hour: float = 0.0) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"paceline_{name}", text, labels, registry=registry)
 
@@ -74,6 +76,9 @@ class GatewayMetrics:
             "cost_per_million_tokens",
             "Price of an hour over the tokens of an hour at the rate of the last minutes",
         )
+        self._token_rate = TokenRate()
+        self.price_per_hour.set(price_per_hour)
+        self.cost_per_million_tokens.set_function(lambda: self._token_rate.cost(price_per_hour))
         self._rounds_of: dict[RoundLabels, _Rounds] = {}
         self._declare_rounds(registry, counter)
         self._declare_times(registry)
@@ -102,12 +107,29 @@ class GatewayMetrics:
 
     def observe_tokens(self, origins: Sequence[TokenOrigin], arm: str) -> None:
         """Takes in what a round committed."""
+        self._token_rate.add(len(origins))
         for origin in set(origins):
             self.tokens.labels(origin.name.lower(), arm).inc(origins.count(origin))
 
     def observe_first_token(self, since_call_s: float, arm: str) -> None:
         """Takes in a generation's first token."""
         self.time_to_first_token_seconds.labels(arm).observe(since_call_s)
+
+    def observe_source(
+        self,
+        source: str,
+        speedup: float | None,
+        acceptance: float,
+        cap: int | None,
+        new_faults: frozenset[str],
+    ) -> None:
+        """Takes in a judgement of a draft source."""
+        if speedup is not None:
+            self.speedup.labels(source).set(speedup)
+        self.acceptance.labels(source).set(acceptance)
+        self.draft_length_cap.labels(source).set(math.inf if cap is None else cap)
+        for reason in new_faults:
+            self.speculation_warnings.labels(source, reason).inc()
 
     def observe_end(self, ended: Ended) -> None:
         """Takes in the end of a generation."""

@@ -37,6 +37,10 @@ class Generation:
     """Length that every proposal is pinned to."""
     max_draft_tokens: int | None
     """Upper bound of an adapted length."""
+    draft_length: str = ""
+    """Policy of its arm; empty takes the service's."""
+    arm: str = ""
+    """Its arm of a comparison; empty outside of one."""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:

@@ -11,17 +11,21 @@ import structlog
 
 from gateway import events
 from gateway.admission import Admission
+from gateway.arms import assign
 from gateway.config import GatewayConfig
 from gateway.generation import Call, run_generation
 from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
+from gateway.record import Observers
 from gateway.replicas import Replicas
 from gateway.request import check_ids, read_generation, read_prompt
 from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
+from gateway.watch import Watch
 from paceline.records import VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
+from paceline.serving.tracing import Tracer, Untraced, traceparent_of
 from paceline.v1 import gateway_pb2
 
 _log = structlog.get_logger(__name__)
@@ -43,7 +47,9 @@ class GatewayService:
             Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
         )
         self.registry = new_registry()
-        self._metrics = GatewayMetrics(self.registry)
+        self._metrics = GatewayMetrics(self.registry, config.price_per_hour)
+        self._watch = Watch(self._metrics, config.low_acceptance)
+        self._tracer: Tracer = Untraced()
         self._metrics.watch(self._tiers, lambda: self._admission.num_running)
 
     @property
@@ -63,6 +69,7 @@ class GatewayService:
 
     async def start(self) -> None:
         """Finds the replicas; returns once a target is ready and every draft was asked once."""
+        self._tracer = self._config.tracer()
         await self._tiers.targets.start()
         await self._tiers.sources.start()
         _log.info("waiting_for_target", addresses=list(self._config.verify))
@@ -77,6 +84,7 @@ class GatewayService:
         """Lets go of the replicas."""
         await self._tiers.targets.stop()
         await self._tiers.sources.stop()
+        await asyncio.to_thread(self._tracer.close)
 
     async def generate(
         self, request: gateway_pb2.GenerateRequest, context: Context
@@ -89,8 +97,11 @@ class GatewayService:
             check_source(
                 self._tiers.sources, generation.draft_source, target.model, generation.spec.rule
             )
-            call = Call(arrived_s, _deadline_s(context))
-            run = run_generation(generation, target, self._tiers, self._config, call, self._metrics)
+            generation = assign(generation, self._config.arms)
+            observers = Observers(self._metrics, self._watch, self._tracer)
+            traceparent = traceparent_of(context.invocation_metadata())
+            call = Call(arrived_s, _deadline_s(context), observers, traceparent)
+            run = run_generation(generation, target, self._tiers, self._config, call)
             async with aclosing(run):
                 async for event in run:
                     yield event

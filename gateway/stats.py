@@ -27,6 +27,7 @@ class SpeculationStats:
         self.accepted_by_position: list[int] = []
         """Entry i: proposals of which more than i tokens were accepted."""
         self.draft_s = 0.0
+        self.queue_s = 0.0
         self.verify_s = 0.0
         self._round_s: list[float] = []
         self._overhead_s: list[float] = []
@@ -43,6 +44,7 @@ class SpeculationStats:
         else:
             self.num_plain_rounds += 1
         self.draft_s += proposal.draft_s
+        self.queue_s += verdict.queue_s
         self.verify_s += verdict.forward_s
         self._round_s.append(round_s)
         self._overhead_s.append(max(0.0, round_s - proposal.draft_s - verdict.forward_s))
@@ -56,6 +58,11 @@ class SpeculationStats:
     def acceptance_length(self) -> float:
         """Tokens that a round commits, the next token included."""
         return 1.0 + (self.num_accepted / self.num_rounds if self.num_rounds else 0.0)
+
+    @property
+    def overhead_s(self) -> float:
+        """Seconds of all rounds outside drafting and verifying."""
+        return sum(self._overhead_s)
 
     @property
     def round_p50_s(self) -> float:

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from paceline.errors import PacelineError, Unavailable
 from paceline.serving.statuses import error_of
+from paceline.serving.tracing import TRACEPARENT_KEY
 
 MessageT = TypeVar("MessageT", bound=Message)
 ValueT = TypeVar("ValueT")
@@ -23,11 +24,20 @@ class Stream:
     """A stream to a replica. Its end is the end of the session behind it."""
 
     def __init__(
-        self, channel: grpc.aio.Channel, method: str, *, timeout_s: float | None, request_id: str
+        self,
+        channel: grpc.aio.Channel,
+        method: str,
+        *,
+        timeout_s: float | None,
+        request_id: str,
+        traceparent: str = "",
     ) -> None:
         # Bytes in and out: messages are (de)serialized here, where they can be counted.
         start: Any = channel.stream_stream(method)
-        self._call = start(timeout=timeout_s, metadata=(("x-request-id", request_id),))
+        metadata = [("x-request-id", request_id)]
+        if traceparent:
+            metadata.append((TRACEPARENT_KEY, traceparent))
+        self._call = start(timeout=timeout_s, metadata=tuple(metadata))
         self._call.add_done_callback(self._note_end)
         self._end: grpc.aio.AioRpcError | None = None
         self.num_bytes = 0

@@ -44,6 +44,8 @@ class VerifierBounds:
     """For finding a replica that takes the session, from its loss on."""
     deadline_s: float | None = None
     """Event loop time at which the caller gives up."""
+    traceparent: str = ""
+    """Context of the generation's span; empty where it is not traced."""
 
 
 class VerifierSession:
@@ -143,6 +145,7 @@ class VerifierSession:
             _METHOD,
             timeout_s=self._remaining_s(),
             request_id=self._spec.request_id,
+            traceparent=self._bounds.traceparent,
         )
         session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
         await self._stream.write(

@@ -8,6 +8,16 @@ from paceline.records import Verdict
 from paceline.serving.metrics import FINE_BUCKETS_S
 
 
+def told(verdict: Verdict) -> dict[str, str | int | float]:
+    """What the span of a round says of its verdict."""
+    return {
+        "paceline.accepted_tokens": verdict.num_accepted,
+        "paceline.kind": verdict.kind.name.lower(),
+        "paceline.queue_s": verdict.queue_s,
+        "paceline.forward_s": verdict.forward_s,
+    }
+
+
 class VerifyMetrics:
     """Declares every metric of a verify replica."""
 

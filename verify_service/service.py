@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Sequence
 
 from paceline import wire
@@ -14,11 +15,12 @@ from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ReplicaLoad, Verdict, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
+from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, traceparent_of
 from paceline.tier import Sessions, next_message, report_progress, require_alive, watch_load
 from paceline.tier_metrics import TierCollector
 from paceline.v1 import speculation_pb2, verify_pb2
 from verify_service.config import VerifyConfig
-from verify_service.metrics import VerifyMetrics
+from verify_service.metrics import VerifyMetrics, told
 from verify_service.verifier import Verifier
 
 _CHUNK_BYTES = 1 << 20
@@ -34,6 +36,7 @@ class VerifyService:
         self._sessions = Sessions(config.max_sessions)
         self._tokenizer_archive = b""
         self._verifier: Verifier | None = None
+        self._tracer: Tracer = Untraced()
         self.registry = new_registry()
         self._metrics = VerifyMetrics(self.registry)
         self.registry.register(TierCollector("verify", self._sessions, self._engines))
@@ -64,6 +67,7 @@ class VerifyService:
 
     async def start(self) -> None:
         """Loads the target and warms it up."""
+        self._tracer = self._config.tracer()
         loaded, engine = await asyncio.to_thread(
             assemble, self._config.model, self._config.engine_settings(), report_progress
         )
@@ -79,6 +83,7 @@ class VerifyService:
         """Ends the engine."""
         if self._verifier is not None:
             await asyncio.to_thread(self._verifier.engine.stop)
+        await asyncio.to_thread(self._tracer.close)
 
     async def verify(
         self, requests: AsyncIterator[verify_pb2.VerifyRequest], context: Context
@@ -92,6 +97,11 @@ class VerifyService:
             raise InvalidArgument("open", "must be the first message of a session")
         self._check_fingerprint(first.open.model_fingerprint)
         self._sessions.enter()
+        span = self._tracer.start(
+            "paceline.v1.VerifyService/Verify",
+            traceparent_of(context.invocation_metadata()),
+            rpc_attributes(self.name, "Verify"),
+        )
         try:
             session = await self._ready.open(wire.decode_session(first.open.session))
             try:
@@ -101,10 +111,12 @@ class VerifyService:
                         raise InvalidArgument("proposal", "must be set after the first message")
                     verdict = await session.verify(wire.decode_proposal(request.proposal))
                     self._metrics.observe(verdict)
+                    span.round(verdict.round, verdict.queue_s + verdict.forward_s, told(verdict))
                     yield verify_pb2.VerifyResponse(verdict=self._encode(verdict))
             finally:
                 session.close()
         finally:
+            span.end(sys.exception())
             self._sessions.leave()
 
     async def describe_model(

@@ -6,6 +6,7 @@ not known here: `up` hands them on as the variables that the services read.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,7 +50,9 @@ def service_variables(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spell(value: Any) -> str:
-    """A TOML value as the services spell it in a variable: lists are separated by commas."""
+    """A TOML value as the services spell it in a variable: commas in a list, JSON for a table."""
+    if isinstance(value, dict):
+        return json.dumps(value)
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -13,6 +13,7 @@ import click
 from paceline.cli.config_file import read_config
 
 COMMANDS = {
+    "ab": "Compares the arms of an experiment, from the logs.",
     "bench": "Measures plain against speculative decoding.",
     "chat": "Talks with the model.",
     "check": "Proves that speculation changes no output.",

@@ -23,6 +23,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from paceline.errors import FailedPrecondition
+from paceline.serving.tracing import Tracer, Untraced
+
 FILE_VARIABLE = "PACELINE_CONFIG"
 SECTIONS = ("verify", "draft", "gateway")
 Settings = Mapping[str, Any]
@@ -56,6 +59,20 @@ class ServerConfig(BaseSettings):
         default="auto", description="console, json, or auto: console on a terminal"
     )
     reflection: bool = Field(default=False, description="serve gRPC reflection, for grpcurl")
+    otlp_endpoint: str = Field(
+        default="",
+        pattern=r"^(|https?://.+)$",
+        description="where traces go, OTLP over gRPC, as http://HOST:4317; unset sends none",
+    )
+    trace_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="share of calls traced, of those that bring no trace of their own",
+    )
+    trace_round_share: float = Field(
+        default=0.1, ge=0, le=1, description="share of a traced session's rounds that get a span"
+    )
     drain_timeout_s: float = Field(
         default=60.0,
         ge=0,
@@ -79,6 +96,21 @@ class ServerConfig(BaseSettings):
         allow_inf_nan=False,
         description="seconds without a message that end a session",
     )
+
+    def tracer(self) -> Tracer:
+        """Where this process sends its spans.
+
+        Raises:
+            FailedPrecondition: traces are wanted, and their packages are not installed.
+        """
+        if not self.otlp_endpoint:
+            return Untraced()
+        try:  # only here, so that a process without traces pays nothing for them
+            from paceline.serving.otel import open_otlp
+        except ImportError as error:
+            raise FailedPrecondition(f"traces need the extra `tracing`: {error}") from None
+        service = f"paceline-{self.section}"
+        return open_otlp(service, self.otlp_endpoint, self.trace_share, self.trace_round_share)
 
     @classmethod
     def settings_customise_sources(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,7 @@ SPEC = SessionSpec(
 )
 
 
-def open_session(tiers: Tiers, **bounds: float) -> VerifierSession:
+def open_session(tiers: Tiers, **bounds: Any) -> VerifierSession:
     """A session on whichever replica is picked."""
     _, target = tiers.targets.ready()[0]
     return VerifierSession(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -19,13 +20,16 @@ async def connect() -> AsyncIterator[Connect]:
     open_things: list[tuple[grpc.aio.Server, grpc.aio.Channel]] = []
 
     async def _connect(
-        *endpoints: Endpoint, gate: Gate | None = None, limit_bytes: int = 16 * 1024 * 1024
+        *endpoints: Endpoint,
+        gate: Gate | None = None,
+        limit_bytes: int = 16 * 1024 * 1024,
+        **options: Any,
     ) -> grpc.aio.Channel:
         if gate is None:
             gate = Gate()
             gate.open()
         server = grpc.aio.server(options=SERVER_OPTIONS)
-        add_endpoints(server, "test.Service", endpoints, gate, limit_bytes)
+        add_endpoints(server, "test.Service", endpoints, gate, limit_bytes, **options)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         channel = open_channel(f"127.0.0.1:{port}")

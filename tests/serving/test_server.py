@@ -122,6 +122,30 @@ async def test_not_ready_until_started() -> None:
         await running.session()
 
 
+async def test_metrics_while_loading() -> None:
+    """Metrics are served before the service is ready, at an address that is printed first."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(TINY_SERVICE), "--start", "wait", "--metrics-port", "0"),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = (await process.stdout.readline()).decode()
+        match = re.fullmatch(r"metrics service=verify address=(127\.0\.0\.1:\d+)\n", line)
+        assert match is not None, line
+        assert (await process.stdout.readline()).startswith(b"listening ")
+        reader, writer = await asyncio.open_connection(*match[1].split(":"))
+        writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+        text = (await reader.read()).decode()
+        writer.close()
+        assert "# TYPE paceline_refusals_total counter" in text
+    finally:
+        process.kill()
+        await process.communicate()
+
+
 async def test_health_of_an_unknown_service() -> None:
     """B117: a name that is not served is NOT_FOUND, not unhealthy."""
     async with ready() as running:
