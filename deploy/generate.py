@@ -1,7 +1,7 @@
-"""Writes what the chart repeats from elsewhere: the schema of settings, and the table of its README.
+"""Writes what the chart repeats from elsewhere: settings' schema, README's table, dashboard.
 
 The settings are those of the services' configurations, the table is that of values.yaml with its
-comments. `python -m deploy.generate` writes both; with `--check` it only says whether they are
+comments. `python -m deploy.generate` writes all; with `--check` it only says whether they are
 fresh, by its exit status.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deploy.dashboard import dashboard
 from draft_service.config import DraftConfig
 from gateway.config import GatewayConfig
 from paceline.serving.config import ServerConfig
@@ -36,7 +37,7 @@ BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
 
 def main(argv: list[str]) -> int:
-    """Writes or checks both files; returns the exit status."""
+    """Writes or checks the files; returns the exit status."""
     schema_path, readme_path = CHART / "values.schema.json", CHART / "README.md"
     readme = readme_path.read_text()
     before, _, rest = readme.partition(BEGIN)
@@ -44,6 +45,7 @@ def main(argv: list[str]) -> int:
     fresh = {
         schema_path: schema_with_settings(schema_path.read_text()),
         readme_path: f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}",
+        CHART / "files" / "dashboard.json": json.dumps(dashboard(), indent=1) + "\n",
     }
     stale = [path for path, text in fresh.items() if text != path.read_text()]
     for path in stale:
@@ -57,7 +59,9 @@ def schema_with_settings(text: str) -> str:
     """The values' schema with the settings of every service in it."""
     schema = json.loads(text)
     for name, config in CONFIGS.items():
-        settings = config.model_json_schema()["properties"]
+        described = config.model_json_schema(ref_template="#/definitions/{model}")
+        schema["definitions"] |= described.get("$defs", {})
+        settings = described["properties"]
         schema["definitions"][f"{name}Settings"] = {
             "type": "object",
             "additionalProperties": False,

@@ -124,7 +124,9 @@ def sessions_opened(address: str) -> float:
     """What a pod's metrics say, at the port that the chart gives them."""
     with urllib.request.urlopen(f"http://{address}:9464/metrics", timeout=30) as response:
         lines = response.read().decode().splitlines()
-    return float(next(line for line in lines if line.startswith("paceline_sessions_total")).split()[1])
+    return float(
+        next(line for line in lines if line.startswith("paceline_sessions_total")).split()[1]
+    )
 
 
 def wait_used(cluster: MiniKubelet, load: Load, deployment: str) -> None:

@@ -1,4 +1,4 @@
-"""What the chart repeats from elsewhere is fresh, and every value is explained. Needs no program."""
+"""What the chart repeats is fresh, and every value is explained. Needs no program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Install, upgrade, test, roll back, uninstall: real Helm and kubectl against a stand-in API server.
+"""Install, upgrade, test, roll back, uninstall: Helm and kubectl against a stand-in API server.
 
 The server is a stub without admission, defaults, controllers or scheduling. What is shown is that
 the clients go through with it, that every object is valid, and what is left behind; not a cluster.
@@ -105,7 +105,7 @@ def test_server_side_apply(helm: str, cluster: tuple[Run, Store]) -> None:
 def test_the_stub_refuses_what_a_server_would(cluster: tuple[Run, Store]) -> None:
     """An object with a wrong type does not get in, so the tests above show something."""
     run, _ = cluster
-    with pytest.raises(AssertionError, match="Invalid|invalid"):
+    with pytest.raises(AssertionError, match=r"Invalid|invalid"):
         run(
             "kubectl", "apply", "--validate=false", "--server-side", "-f", "-",
             stdin='{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}, '

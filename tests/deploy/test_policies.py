@@ -62,7 +62,7 @@ def test_accounts_have_no_token(profile: str) -> None:
 
 @each_profile
 def test_variables_of_services_do_not_become_settings(profile: str) -> None:
-    """Kubernetes would add PACELINE_GATEWAY_PORT=tcp://... for a release that is called paceline."""
+    """Kubernetes would add PACELINE_GATEWAY_PORT=tcp://... for a release called paceline."""
     assert not any(pod["spec"]["enableServiceLinks"] for pod in pods(render(profile)).values())
 
 
@@ -129,7 +129,7 @@ def test_a_load_gets_its_time(seconds: int) -> None:
 
 @pytest.mark.parametrize("values", [{}, {"preStopSeconds": 1, "drainTimeoutSeconds": 0}, None])
 def test_the_end_adds_up(values: dict[str, int] | None) -> None:
-    """B125: the grace period holds preStop, then the drain that the service is told of, then more."""
+    """B125: the grace period holds preStop, then the drain of the service's setting, then more."""
     changes = {} if values is None else {"defaults": values}
     for name, pod in pods(render("ha", **changes)).items():
         if name.endswith("-test"):

@@ -11,6 +11,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from draft_service.config import DraftConfig
+from gateway.config import GatewayConfig
+from paceline.serving.config import load
 from tests.deploy.rendering import (
     CHART,
     HELMS,
@@ -23,6 +26,7 @@ from tests.deploy.rendering import (
     render,
 )
 from tests.deploy.tools import find
+from verify_service.config import VerifyConfig
 
 pytestmark = pytest.mark.deploy
 VERSIONS = ("1.30", "1.33", "1.37")
@@ -125,7 +129,7 @@ def test_validation_sees_mistakes() -> None:
 
 
 def test_pools_stand_beside_one_another() -> None:
-    """A pool is a Deployment of its own behind the Service of its tier; the main one is unchanged."""
+    """A pool is a Deployment of its own behind its tier's Service; the main one is unchanged."""
     plain = pods(render())
     both = pods(render(verify={"pools": {"next": {"model": "org/next", "replicas": 3}}}))
     assert plain == {name: pod for name, pod in both.items() if "next" not in name}
@@ -159,8 +163,32 @@ def test_nothing_is_also_a_value() -> None:
     assert "HF_HUB_OFFLINE" not in environment(verify)
 
 
+def test_settings_reach_the_service() -> None:
+    """Numbers without an exponent, lists by commas, tables as JSON: as the services read them."""
+    arms = {"short": {"share": 0.1, "draft_length": "fixed:2"}}
+    changes: dict[str, Any] = {"gateway": {"settings": {"arms": arms, "reflection": True}}}
+    changes["verify"] = {"settings": {"max_sessions": 12345678}}
+    found = pods(render(**changes))
+    gateway = environment(found["shop-paceline-gateway"])
+    assert arms == json.loads(gateway["PACELINE_GATEWAY_ARMS"])
+    assert "true" == gateway["PACELINE_GATEWAY_REFLECTION"]
+    verify = environment(found["shop-paceline-verify"])
+    assert "12345678" == verify["PACELINE_VERIFY_MAX_SESSIONS"]
+    draft = environment(found["shop-paceline-draft"])
+    assert "quantized:int8,ngram" == draft["PACELINE_DRAFT_SOURCE"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_services_take_their_settings(profile: str) -> None:
+    """Every variable of a pod is a setting that its service knows, with a value that it takes."""
+    for config in (GatewayConfig, DraftConfig, VerifyConfig):
+        pod = pods(render(profile))[f"shop-paceline-{config.section}"]
+        settings = load(config, [], environment(pod))
+        assert (50051, 9464) == (settings.port, settings.metrics_port)
+
+
 def test_scalers_own_the_number_of_pods() -> None:
-    """B123: with a scaler the Deployment names no number, each tier has its own, on its own load."""
+    """B123: with a scaler the Deployment names no number; each tier has one, on its own load."""
     objects = render("ha")
     scalers = of_kind(objects, "ScaledObject")
     deployments = of_kind(objects, "Deployment")
