@@ -71,4 +71,4 @@ def environment(pod: Object) -> dict[str, str]:
 
 def selects(selector: dict[str, str], pod: Object) -> bool:
     """Whether a selector of labels fits a pod."""
-    return selector.items() <= pod["metadata"]["labels"].items()
+    return bool(selector.items() <= pod["metadata"]["labels"].items())

@@ -135,10 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 try:
                     event = events.get(timeout=_WATCH_S)
                 except queue.Empty:
-                    continue_watch = not self.wfile.closed
-                    if not continue_watch:
-                        return
-                    self.connection.send(b"\n")  # finds out whether anybody still listens
+                    self.wfile.write(b"\n")  # finds out whether anybody still listens
                     continue
                 if event["type"] == "BOOKMARK" or _is_meant(event["object"], query):
                     self.wfile.write(json.dumps(event).encode() + b"\n")
@@ -232,8 +229,8 @@ def _aggregated(*, is_core: bool) -> Object:
         }
         for group, versions in groups.items()
     ]
-    kind = {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}}
-    return {**kind, "items": items}
+    kind = {"kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2"}
+    return {**kind, "metadata": {}, "items": items}
 
 
 def _openapi(path: list[str]) -> Object:

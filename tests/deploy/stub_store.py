@@ -95,7 +95,7 @@ class Store:
         meta = one["metadata"]
         with self.lock:
             old = self.get(resource, namespace, meta["name"])
-            kept = (
+            kept: Object = (
                 old["metadata"] if old else {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
             )
             meta.update({key: kept[key] for key in ("uid", "creationTimestamp")})

@@ -41,7 +41,8 @@ def _metadata(fields: Fields) -> dict[str, Any]:
 
 def _fields(data: bytes) -> Fields:
     """Number and value of each field: an integer, or bytes."""
-    position, found = 0, []
+    position = 0
+    found: Fields = []
 
     def number() -> int:
         nonlocal position

@@ -21,7 +21,9 @@ from tests.deploy.rendering import (
 
 pytestmark = pytest.mark.deploy
 each_profile = pytest.mark.parametrize("profile", PROFILES)
-UNITS = {"m": Decimal("0.001"), "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
+UNITS = {"m": Decimal("0.001")} | {
+    unit: Decimal(1 << 10 * power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti"), start=1)
+}
 
 
 def amount(quantity: str | int) -> Decimal:
@@ -130,7 +132,7 @@ def test_a_load_gets_its_time(seconds: int) -> None:
 @pytest.mark.parametrize("values", [{}, {"preStopSeconds": 1, "drainTimeoutSeconds": 0}, None])
 def test_the_end_adds_up(values: dict[str, int] | None) -> None:
     """B125: the grace period holds preStop, then the drain of the service's setting, then more."""
-    changes = {} if values is None else {"defaults": values}
+    changes: dict[str, Any] = {} if values is None else {"defaults": values}
     for name, pod in pods(render("ha", **changes)).items():
         if name.endswith("-test"):
             continue
