@@ -2,7 +2,8 @@
 
 A policy is pure and replayable: its answer depends on the verdicts it was shown and on nothing
 else, in particular not on a drafted value that was not yet verified (which would bias the output)
-and not on time. It does not know budgets or tier limits; the round applies those.
+and not on time. It does not know budgets or tier limits, which the round applies, nor how other
+sessions fare, from which `watch.py` caps it.
 """
 
 from __future__ import annotations

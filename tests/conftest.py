@@ -290,6 +290,8 @@ class Tiers:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
+        self.addresses: list[str] = []
+        """Of the tiers, in order of start."""
 
     async def verify(self, model: str, **settings: Any) -> VerifyTier:
         """Serves a target."""
@@ -319,7 +321,8 @@ class Tiers:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
-        channel = open_channel(f"127.0.0.1:{port}")
+        self.addresses.append(f"127.0.0.1:{port}")
+        channel = open_channel(self.addresses[-1])
         self._stack.push_async_callback(channel.close)
         return channel
 

@@ -18,8 +18,8 @@ from paceline.bench.arms import FEW_UNITS, Figures, Ratio, compare, read_lines, 
 from paceline.cli.options import json_option
 from paceline.cli.terminal import EXIT_ERROR
 
-# Name, field, factor and digits of what is shown of an arm.
-COLUMNS = (
+# Title, field, factor and digits of what is shown of an arm.
+FIGURES = (
     ("tokens/s", "tokens_per_second", 1.0, 1),
     ("first token ms", "first_token_s", 1000.0, 1),
     ("tokens/round", "tokens_per_round", 1.0, 2),
@@ -60,12 +60,15 @@ def ab(files: Sequence[IO[str]], level: float, as_json: bool) -> None:
 
 
 def _table(arms: Sequence[Figures], level: float) -> Table:
-    table = Table("arm", "generations", "units", *(c[0] for c in COLUMNS), box=box.SIMPLE)
-    table.add_column(f"against {arms[0].arm}")
-    for arm in arms:
-        cells = (_interval(getattr(arm, field), k, n, level) for _, field, k, n in COLUMNS)
-        versus = "" if arm is arms[0] else _versus(arm, arms[0], level)
-        table.add_row(arm.arm, str(arm.num_generations), str(arm.num_units), *cells, versus)
+    """A column for each arm: most terminals are too narrow for one per figure."""
+    table = Table("", *(arm.arm for arm in arms), box=box.SIMPLE)
+    table.add_row("generations", *(str(arm.num_generations) for arm in arms))
+    table.add_row("units", *(str(arm.num_units) for arm in arms))
+    for title, field, factor, digits in FIGURES:
+        row = (_interval(getattr(arm, field), factor, digits, level) for arm in arms)
+        table.add_row(title, *row)
+    against = (_versus(arm, arms[0], level) for arm in arms[1:])
+    table.add_row(f"speed against {arms[0].arm}", "", *against)
     return table
 
 
@@ -76,7 +79,7 @@ def _interval(ratio: Ratio, factor: float, digits: int, level: float) -> str:
     if math.isnan(ratio.error):
         return value
     low, high = (bound * factor for bound in ratio.interval(level))
-    return f"{value}\n[{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{value} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _versus(arm: Figures, control: Figures, level: float) -> str:
@@ -92,7 +95,7 @@ def _as_json(arm: Figures, control: Figures, level: float) -> dict[str, Any]:
     versus = speedup(arm.tokens_per_second, control.tokens_per_second, level)
     figures = {
         field: _figure(ratio.value, *ratio.interval(level))
-        for _, field, _, _ in COLUMNS
+        for _, field, _, _ in FIGURES
         for ratio in (getattr(arm, field),)
     }
     return {

@@ -15,6 +15,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from paceline.errors import PacelineError
 from paceline.serving.tracing import TRACEPARENT_KEY, Attributes, is_sampled
 
+# What a service's end waits for a collector that is away.
+_TIMEOUT_S = 2.0
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -27,7 +29,9 @@ def open_otlp(service: str, endpoint: str, share: float, round_share: float) -> 
         share: Of calls that come without a trace of their own.
         round_share: Of the rounds of a traced session.
     """
-    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https:"))
+    exporter = OTLPSpanExporter(
+        endpoint=endpoint, insecure=not endpoint.startswith("https:"), timeout=_TIMEOUT_S
+    )
     return OtelTracer(service, BatchSpanProcessor(exporter), share, round_share)
 
 

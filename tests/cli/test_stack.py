@@ -144,6 +144,20 @@ def test_starts_all_and_drains_all(folder: Path, ups: list[Up]) -> None:
 
 
 @pytest.mark.e2e
+def test_metrics_addresses_are_printed(folder: Path, ups: list[Up]) -> None:
+    """Every service is told to serve metrics on a free port, and where it does is printed."""
+    metrics = "print(f\"metrics service={name} address=\" + __import__('os').environ["
+    told = metrics + "f'PACELINE_{name.upper()}_METRICS_PORT'], flush=True)\n"
+    for name in ("verify_service", "draft_service", "gateway"):
+        path = folder / f"{name}.py"
+        path.write_text(path.read_text().replace('print(f"listening', told + 'print(f"listening'))
+    up = _start(ups, folder)
+    up.wait_for("ready")
+    lines = [line for line in up.lines if line.startswith("pid ")]
+    assert ["0", "0", "0"] == [line.partition(" metrics=")[2] for line in lines]
+
+
+@pytest.mark.e2e
 def test_flags_reach_the_services(folder: Path, ups: list[Up]) -> None:
     """Target, sources, threads, replicas and rule arrive where they belong."""
     flags = "--target T --draft D --verify-replicas 2 --verify-threads 3 --draft-threads 1"

@@ -1,6 +1,6 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
-from tests.mutants import cache, constraints, drafts, gateways, noise, parameters, rules
+from tests.mutants import cache, constraints, drafts, gateways, noise, parameters, rules, watches
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -11,4 +11,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *drafts.MUTANTS,
     *cache.MUTANTS,
     *gateways.MUTANTS,
+    *watches.MUTANTS,
 )
