@@ -12,12 +12,12 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check install --no-compile \
   --constraint constraints.txt
 PROTO_OUT := .
 RELEASED := protos/released.txtpb
-CODE := paceline draft_service verify_service gateway tests docs clients/python
+CODE := paceline draft_service verify_service gateway deploy tests docs clients/python
 
-.PHONY: help setup demo test check mutants protos contract fmt clean
+.PHONY: help setup demo test test-deploy check mutants protos contract chart fmt clean
 
 help: ## Lists the targets.
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | expand -t 18
 
 setup: $(INSTALLED) ## Builds .venv with everything for development.
 
@@ -40,6 +40,12 @@ demo: setup ## Starts the services, asks one question, compares with plain decod
 
 test: setup ## Runs all tests.
 	@$(PYTHON) -m pytest
+
+# No cluster is needed, and none is shown: Helm and kubectl talk to a stand-in API server, and pods are
+# processes. Root is, for the network namespaces of those.
+test-deploy: setup ## Tests of image, chart, alerts and scaling; fetches helm, kubectl, promtool, envoy.
+	@$(PYTHON) -m tests.deploy.tools
+	@$(PYTHON) -m pytest tests/deploy -m "deploy or not deploy"
 
 check: setup ## Format, lint, types, then all tests (fresh protos and buf lint among them).
 	$(PYTHON) -m ruff format --check $(CODE)
@@ -66,11 +72,14 @@ contract: setup ## Notes the contracts in protos/ as released, if they break not
 	$(VENV)/bin/buf breaking protos --against $(RELEASED)
 	$(VENV)/bin/buf build protos --exclude-source-info --output $(RELEASED)
 
+chart: setup ## Writes what the chart repeats from settings, values and deploy/dashboard.py.
+	@$(PYTHON) -m deploy.generate
+
 fmt: setup ## Formats the code and the protos.
 	$(PYTHON) -m ruff format $(CODE)
 	$(PYTHON) -m ruff check --fix $(CODE)
 	$(VENV)/bin/buf format --write protos
 
 clean: ## Removes the environment and everything built.
-	rm -rf $(VENV) build dist bench-out *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .tools build dist bench-out *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -109,6 +109,8 @@ class Replicas(Generic[DescriptionT]):
         self._targets = targets
         self._client = client
         self._resolve_period_s = resolve_period_s
+        self._found: dict[str, list[str]] = {}
+        """The addresses behind each target, as the name service last said."""
         self._replicas: dict[str, Replica[DescriptionT]] = {}
         self._task: asyncio.Task[None] | None = None
         self.reopening = asyncio.Semaphore(_MAX_REOPENINGS)
@@ -183,14 +185,13 @@ class Replicas(Generic[DescriptionT]):
             await self._resolve()
 
     async def _resolve(self) -> None:
-        found: list[str] = []
         for target in self._targets:
             try:
-                found += await _addresses(target)
+                self._found[target] = await _addresses(target)
             except OSError as error:
-                # A name service that is away must not empty the list: what is known stays.
+                # A name service that is away must not empty a tier: what the name meant stays.
                 _log.warning("resolve_failed", target=target, error=str(error))
-                return
+        found = [address for addresses in self._found.values() for address in addresses]
         for address in [a for a in self._replicas if a not in found]:
             self._replicas.pop(address).stop()
         for address in found:
@@ -199,10 +200,20 @@ class Replicas(Generic[DescriptionT]):
 
 
 async def _addresses(target: str) -> list[str]:
-    """Every address behind host:port, IPv4 where there is any."""
+    """Every address behind host:port, IPv4 where there is any; none for a name that has none.
+
+    Raises:
+        OSError: the name service did not answer.
+    """
     host, _, port = target.rpartition(":")
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    try:
+        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        # How a name service says that a tier was scaled to nothing.
+        if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):
+            return []
+        raise
     family = socket.AF_INET if any(f[0] == socket.AF_INET for f in found) else socket.AF_INET6
     hosts = {str(f[4][0]) for f in found if f[0] == family}
     form = "{}:{}" if family == socket.AF_INET else "[{}]:{}"

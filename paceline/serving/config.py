@@ -82,6 +82,13 @@ class ServerConfig(BaseSettings):
     lame_duck_s: float = Field(
         default=0.0, ge=0, allow_inf_nan=False, description="seconds between not ready and draining"
     )
+    max_connection_age_s: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds after which a client is asked to connect anew, and so to find new "
+        "replicas; calls that run go on; 0 never asks",
+    )
     max_message_mib: int = Field(default=16, ge=1, le=63, description="largest message in MiB")
     idle_timeout_s: float = Field(
         default=60.0,

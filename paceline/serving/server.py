@@ -32,6 +32,8 @@ from paceline.serving.metrics import CallMetrics, serve_metrics
 # What calls that outlived the drain get to hear of their end.
 STOP_GRACE_S = 0.5
 HEALTH_PERIOD_S = 1.0
+# The health check of who decides whether to restart the process: it serves while a model loads.
+LIVENESS = "liveness"
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _log = structlog.get_logger(__name__)
@@ -97,6 +99,7 @@ async def serve(service: Service, config: ServerConfig) -> int:
     try:
         address = _bind(server, config)
         await server.start()
+        await checks.set(LIVENESS, _SERVING)
         _announce("listening", config, address)
         await _start(service, stopping)
     except (PacelineError, OSError) as error:
@@ -145,7 +148,7 @@ def _watch_signals() -> asyncio.Event:
 def _server(
     service: Service, config: ServerConfig, gate: Gate, checks: health.aio.HealthServicer
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=_options(config))
     limit_bytes = config.max_message_mib * 1024 * 1024
     calls = CallMetrics(service.registry)
     add_endpoints(server, service.name, service.endpoints(), gate, limit_bytes, calls.refuse)
@@ -154,6 +157,13 @@ def _server(
         names = (service.name, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
     return server
+
+
+def _options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
+    if not config.max_connection_age_s:
+        return SERVER_OPTIONS
+    age_ms = max(1, int(config.max_connection_age_s * 1000))
+    return (*SERVER_OPTIONS, ("grpc.max_connection_age_ms", age_ms))
 
 
 def _bind(server: grpc.aio.Server, config: ServerConfig) -> str:
@@ -198,7 +208,9 @@ async def _report_health(
         if service.is_healthy is not was_healthy:
             was_healthy = not was_healthy
             _log.error("health", is_healthy=was_healthy)
-            await _set_health(checks, service, _SERVING if was_healthy else _NOT_SERVING)
+            status = _SERVING if was_healthy else _NOT_SERVING
+            await checks.set(LIVENESS, status)
+            await _set_health(checks, service, status)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEALTH_PERIOD_S):
                 await stopping.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -166,6 +168,40 @@ async def test_names_are_followed(
     known.clear()
     await replicas._resolve()
     assert b.address == picked(replicas)
+
+
+async def test_a_name_without_addresses_is_an_empty_tier(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled to nothing: no replica stays. A name service that is away empties nothing."""
+    a = await servers.draft(SCRIPT)
+    answers_by_host: dict[str, int | str] = {"a": a.address, "b": socket.EAI_AGAIN}
+
+    async def getaddrinfo(host: str, port: int, **options: Any) -> list[Any]:
+        answer = answers_by_host[host]
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "no")
+        host, _, own_port = answer.rpartition(":")
+        return [(socket.AF_INET, 0, 0, "", (host, own_port))]
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    port = a.address.rpartition(":")[2]
+    replicas = Replicas([f"a:{port}", f"b:{port}"], draft_tier(), resolve_period_s=60)
+    servers.watching.append(replicas)
+    await replicas.start()
+    await replicas.wait_tried()
+    assert a.address == picked(replicas)  # although b could not be looked up
+    answers_by_host["a"] = socket.EAI_AGAIN
+    await replicas._resolve()
+    assert a.address == picked(replicas)
+    for gone in (socket.EAI_NONAME, socket.EAI_NODATA):
+        answers_by_host["a"] = a.address
+        await replicas._resolve()
+        assert 1 == len(replicas.all())
+        answers_by_host["a"] = gone
+        await replicas._resolve()
+        assert [] == replicas.all()
 
 
 @pytest.mark.parametrize(

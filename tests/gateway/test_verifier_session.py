@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gateway import replicas as replicas_module
 from gateway.tiers import Tiers
 from gateway.verifier_session import VerifierBounds, VerifierSession
 from paceline.errors import (
@@ -89,6 +91,27 @@ async def test_one_stream_for_all_rounds(servers: Servers) -> None:
     assert session.num_bytes > 100
     session.close()
     await tier.closed.wait()
+
+
+async def test_a_replica_that_left_keeps_its_sessions(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B127: a session stays on its replica, even where that has no address any more."""
+    tier = await servers.verify(SCRIPT)
+    tiers = await servers.tiers([tier])
+    session = open_session(tiers)
+    committed = await run(session, 2)
+
+    async def nothing(target: str) -> list[str]:
+        return []
+
+    monkeypatch.setattr(replicas_module, "_addresses", nothing)
+    await tiers.targets._resolve()
+    gc.collect()
+    assert [] == tiers.targets.all()
+    assert SCRIPT[:10] == committed + await run(session, 2, start=3)
+    assert (1, 0) == (tier.num_opened, session.num_reopened)
+    session.close()
 
 
 @pytest.mark.parametrize("max_draft_tokens", [4, 8])

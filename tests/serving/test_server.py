@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.errors import Unavailable
 from paceline.serving.channels import open_channel
+from paceline.serving.server import LIVENESS
 from paceline.serving.statuses import error_of
 
 TINY_SERVICE = Path(__file__).with_name("tiny_service.py")
@@ -111,6 +112,7 @@ async def test_not_ready_until_started() -> None:
     """B117, B122: while loading, health answers NOT_SERVING and sessions are told to come later."""
     async with started("--start", "wait") as running:
         assert [NOT_SERVING, NOT_SERVING] == [await running.checked(n) for n in ("", NAME)]
+        assert SERVING == await running.checked(LIVENESS)  # else it would be restarted meanwhile
         refusal = await running.refused()
         assert ("LOADING", True) == (refusal.reason, refusal.retry_after_s > 0)
         assert running.process.stdin is not None
@@ -159,9 +161,20 @@ async def test_health_follows_the_service() -> None:
         await stream.write(StringValue(value="fall ill").SerializeToString())
         await running.until_not_serving()
         assert NOT_SERVING == await running.checked(NAME)
+        assert NOT_SERVING == await running.checked(LIVENESS)
         await stream.write(HELLO)
         while SERVING != await running.checked(NAME):
             await asyncio.sleep(0.02)
+
+
+async def test_connections_are_renewed() -> None:
+    """B103: an old connection takes no new calls, and its running stream goes on."""
+    async with ready("--max-connection-age-s", "0.05") as running:
+        stream = await running.session()
+        await running.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        await stream.write(HELLO)
+        assert HELLO == await stream.read()
+        await running.session()  # over another connection
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

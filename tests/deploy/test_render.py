@@ -1,0 +1,199 @@
+"""The chart renders under both Helms with every profile, to objects that Kubernetes would take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from draft_service.config import DraftConfig
+from gateway.config import GatewayConfig
+from paceline.serving.config import load
+from tests.deploy.rendering import (
+    CHART,
+    HELMS,
+    PROFILES,
+    Object,
+    environment,
+    of_kind,
+    pods,
+    profile_flags,
+    render,
+)
+from tests.deploy.tools import find
+from verify_service.config import VerifyConfig
+
+pytestmark = pytest.mark.deploy
+VERSIONS = ("1.30", "1.33", "1.37")
+CRDS = Path(__file__).parent / "crds"
+# Everything that can be switched on, at once.
+ALL: dict[str, Any] = {
+    "defaults": {
+        "env": {"A": "b"},
+        "podLabels": {"team": "a"},
+        "podAnnotations": {"team": "a"},
+        "nodeSelector": {"disk": "fast"},
+        "priorityClassName": "high",
+        "affinity": {"podAntiAffinity": {}},
+        "image": {"digest": "sha256:" + "a" * 64, "registry": "images.example"},
+    },
+    "gateway": {"autoscaling": {"mode": "hpa"}},
+    "draft": {
+        "gpu": {"count": 1},
+        "autoscaling": {"mode": "keda", "prometheus": "http://p:9090", "minReplicas": 0},
+        "weights": {"tokenSecret": {"name": "hub"}, "existingClaim": "weights"},
+    },
+    "verify": {
+        "gpu": {"count": 2, "resource": "example.com/gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "runtimeClassName": "nvidia",
+        "weights": {"image": "images.example/w:1", "cache": {"claim": {"enabled": True}}},
+        "pools": {"next": {"model": "org/next", "replicas": 3}},
+    },
+    "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    "networkPolicy": {
+        "clients": [{"podSelector": {}}],
+        "monitoring": [{"namespaceSelector": {}}],
+        "extraEgress": [{"ports": [{"port": 4317}]}],
+    },
+    "metrics": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "p"}},
+    "imagePullSecrets": [{"name": "pull"}],
+    "serviceAccountAnnotations": {"a": "b"},
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("helm", HELMS)
+def test_lint(helm: str, profile: str) -> None:
+    """Both Helms find nothing to complain about."""
+    command = (find(helm), "lint", "--strict", str(CHART), *profile_flags(profile))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert 0 == done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_both_helms_agree(profile: str) -> None:
+    """What is deployed does not depend on who deploys it; only the order of objects may."""
+    one, other = (sorted(map(json.dumps, render(profile, helm=helm))) for helm in HELMS)
+    assert one == other
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("values", [*PROFILES, "all"])
+def test_kubernetes_takes_it(version: str, values: str) -> None:
+    """Every object is valid, with no unknown field, in three versions of Kubernetes."""
+    changes = {**ALL, "verify": {**ALL["verify"]}}
+    if version == "1.30":  # volumes from images came later
+        changes["verify"]["weights"] = {"cache": {"claim": {"enabled": True}}}
+    objects = render(**changes) if values == "all" else render(values)
+    assert len(objects) > 15
+    for one in objects:
+        validate(one, version)
+
+
+def validate(one: Object, version: str) -> None:
+    """Checks an object against its schema.
+
+    Raises:
+        ValidationError: it does not fit.
+    """
+    crd = CRDS / f"{one['kind'].lower()}.json"
+    if crd.exists():
+        jsonschema.validate(one, json.loads(crd.read_text()))
+    else:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_validation_sees_mistakes() -> None:
+    """The schemas refuse what they should: a wrong type, an unknown field, also in other APIs."""
+    for kind, path, value in [
+        ("Deployment", ("spec", "replicas"), "two"),
+        ("Deployment", ("spec", "template", "spec", "serviceAcount"), "x"),
+        ("ScaledObject", ("spec", "minReplicas"), 1),
+        ("PodMonitor", ("spec", "podMetricsEndpoints"), {}),
+        ("PrometheusRule", ("spec", "rules"), []),
+    ]:
+        one = next(iter(of_kind(render("ha"), kind).values()))
+        *parents, last = path
+        place = one
+        for key in parents:
+            place = place[key]
+        place[last] = value
+        with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+            validate(one, "1.33")
+
+
+def test_pools_stand_beside_one_another() -> None:
+    """A pool is a Deployment of its own behind its tier's Service; the main one is unchanged."""
+    plain = pods(render())
+    both = pods(render(verify={"pools": {"next": {"model": "org/next", "replicas": 3}}}))
+    assert plain == {name: pod for name, pod in both.items() if "next" not in name}
+    following = both["shop-paceline-verify-next"]
+    assert "org/next" == environment(following)["PACELINE_VERIFY_MODEL"]
+    service = of_kind(render(), "Service")["shop-paceline-verify"]["spec"]["selector"]
+    assert service.items() <= following["metadata"]["labels"].items()
+    selectors = [
+        one["spec"]["selector"]["matchLabels"]
+        for one in of_kind(render(verify={"pools": {"next": {}}}), "Deployment").values()
+    ]
+    assert len(selectors) == len({tuple(sorted(one.items())) for one in selectors})
+
+
+def test_nothing_is_also_a_value() -> None:
+    """A 0 and a false count over a default; Helm's own merging would ignore them."""
+    objects = render(
+        draft={"replicas": 0, "drainTimeoutSeconds": 0, "settings": {"exact": False}},
+        defaults={"replicas": 5, "weights": {"offline": True}},
+        verify={"weights": {"offline": False}},
+    )
+    found = of_kind(objects, "Deployment")
+    assert 0 == found["shop-paceline-draft"]["spec"]["replicas"]
+    assert 5 == found["shop-paceline-verify"]["spec"]["replicas"]
+    draft, verify = (pods(objects)[f"shop-paceline-{name}"] for name in ("draft", "verify"))
+    assert ("false", "0") == (
+        environment(draft)["PACELINE_DRAFT_EXACT"],
+        environment(draft)["PACELINE_DRAFT_DRAIN_TIMEOUT_S"],
+    )
+    assert "HF_HUB_OFFLINE" in environment(draft)
+    assert "HF_HUB_OFFLINE" not in environment(verify)
+
+
+def test_settings_reach_the_service() -> None:
+    """Numbers without an exponent, lists by commas, tables as JSON: as the services read them."""
+    arms = {"short": {"share": 0.1, "draft_length": "fixed:2"}}
+    changes: dict[str, Any] = {"gateway": {"settings": {"arms": arms, "reflection": True}}}
+    changes["verify"] = {"settings": {"max_sessions": 12345678}}
+    found = pods(render(**changes))
+    gateway = environment(found["shop-paceline-gateway"])
+    assert arms == json.loads(gateway["PACELINE_GATEWAY_ARMS"])
+    assert "true" == gateway["PACELINE_GATEWAY_REFLECTION"]
+    verify = environment(found["shop-paceline-verify"])
+    assert "12345678" == verify["PACELINE_VERIFY_MAX_SESSIONS"]
+    draft = environment(found["shop-paceline-draft"])
+    assert "quantized:int8,ngram" == draft["PACELINE_DRAFT_SOURCE"]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_services_take_their_settings(profile: str) -> None:
+    """Every variable of a pod is a setting that its service knows, with a value that it takes."""
+    for config in (GatewayConfig, DraftConfig, VerifyConfig):
+        pod = pods(render(profile))[f"shop-paceline-{config.section}"]
+        settings = load(config, [], environment(pod))
+        assert (50051, 9464) == (settings.port, settings.metrics_port)
+
+
+def test_scalers_own_the_number_of_pods() -> None:
+    """B123: with a scaler the Deployment names no number; each tier has one, on its own load."""
+    objects = render("ha")
+    scalers = of_kind(objects, "ScaledObject")
+    deployments = of_kind(objects, "Deployment")
+    assert deployments.keys() == scalers.keys()
+    assert all("replicas" not in one["spec"] for one in deployments.values())
+    for name, scaler in scalers.items():
+        (trigger,) = scaler["spec"]["triggers"]
+        assert f'pod=~"{name}-[a-z0-9]+-[a-z0-9]+"' in trigger["metadata"]["query"]
