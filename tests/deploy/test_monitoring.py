@@ -18,7 +18,6 @@ from tests.deploy.tools import find
 
 ROOT = CHART.parent.parent
 RULES = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
-# Of the audit, which this build may lack.
 METRIC = re.compile(r"\bpaceline_[a-z_]+")
 
 
