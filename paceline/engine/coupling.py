@@ -38,8 +38,8 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _MASK = 2**64 - 1
-_MANY = 512
-"""Ids from which it pays to look who can win before the race."""
+_STRETCH = 8192
+"""Ids that are looked at together: what is longer leaves the cache, and the heap, at each step."""
 _ROUNDING = 1.0 + 1e-6
 """More than the float32 rounding of a noise, on both sides."""
 
@@ -75,27 +75,31 @@ class Noise:
             law: What the token is drawn from.
             position: Index of the token in prompt and output together, from 0.
         """
-        bits = self.bits(position, law.token_ids)
-        if len(bits) > _MANY:
-            places = _rivals(law.probabilities, bits)
-            law, bits = Law(law.token_ids[places], law.probabilities[places]), bits[places]
-        return law.race(exponentials(bits))
+        if len(law.token_ids) > _STRETCH:
+            law = self._rivals(law, position)
+        return law.race(exponentials(self.bits(position, law.token_ids)))
 
     def scores(self, law: Law, position: int) -> Floats:
         """Returns p(v) / E_v for the law's own ids [n]; the greatest one wins. See `draw`."""
         return law.probabilities / exponentials(self.bits(position, law.token_ids))
 
+    def _rivals(self, law: Law, position: int) -> Law:
+        """Returns the law [m] of all who can win, equals of the winner among them; not normalized.
 
-def _rivals(probabilities: Floats, bits: Bits) -> Ids:
-    """Returns the ascending places [m] of all who can win, equals of the winner among them.
-
-    The likeliest token has p / E, and who beats it has E <= its own p / (p / E). Since
-    1 - U <= -ln U = E, most tokens are seen to lose without a logarithm, from their integers.
-    """
-    likeliest = probabilities.argmax()
-    score = probabilities[likeliest] / exponentials(bits[likeliest : likeliest + 1])[0]
-    cells = (~bits >> np.uint64(12)).view(np.int64)  # 1 - U is half a cell more
-    return np.flatnonzero(cells <= probabilities * (_ROUNDING * 2.0**52 / score))
+        The likeliest token has p / E, and who beats it has E <= its own p / (p / E). Since
+        1 - U <= -ln U = E, most tokens are seen to lose without a logarithm, from their integers.
+        """
+        place = int(law.probabilities.argmax())
+        (noise,) = exponentials(self.bits(position, law.token_ids[place : place + 1]))
+        scale = _ROUNDING * 2.0**52 * noise / law.probabilities[place]
+        kept = []
+        for start in range(0, len(law.token_ids), _STRETCH):
+            stretch = slice(start, start + _STRETCH)
+            bits = self.bits(position, law.token_ids[stretch])
+            cells = (~bits >> np.uint64(12)).view(np.int64)  # 1 - U is half a cell more
+            kept.append(start + np.flatnonzero(cells <= law.probabilities[stretch] * scale))
+        places = np.concatenate(kept)
+        return Law(law.token_ids[places], law.probabilities[places])
 
 
 def exponentials(bits: Bits) -> Floats:

@@ -161,8 +161,8 @@ def test_exponentials_at_the_ends() -> None:
 @pytest.mark.parametrize("shape", ["peaked", "flat", "equal", "few", "one"])
 def test_only_losers_are_spared_a_logarithm(shape: str) -> None:
     """The winner of the whole race, to the last bit, whether it is likely or one of thousands."""
-    generator, size = np.random.default_rng(6), 3_000
-    for position in range(60):
+    generator, size = np.random.default_rng(6), 20_000
+    for position in range(30):
         noise = Noise(11, 0)
         logits = generator.standard_normal(size) * {"peaked": 6.0, "flat": 0.1}.get(shape, 0.0)
         weights = np.exp(logits)
@@ -177,7 +177,7 @@ def test_only_losers_are_spared_a_logarithm(shape: str) -> None:
 
 def test_an_unlikely_token_with_the_least_noise_wins() -> None:
     """One id of thousands, under a millionth as likely as another, when its noise is that small."""
-    size, position = 4_000, 3
+    size, position = 20_000, 3
     noise = Noise(2, 0)
     running = exponentials(noise.bits(position, np.arange(size)))
     least, likeliest = int(running.argmin()), int(running.argmax())

@@ -132,9 +132,16 @@ MUTANTS = (
     Mutant(
         "noise by place in the support",
         _COUPLING,
-        "token_ids.astype(np.uint64) + np.uint64(1)",
-        "np.arange(len(token_ids), dtype=np.uint64) + np.uint64(1)",
+        "token_ids.astype(np.int64)",
+        "np.arange(len(token_ids))",
         _COUPLED,
+    ),
+    Mutant(
+        "a race without some who could win it",
+        _COUPLING,
+        "_ROUNDING = 1.0 + 1e-6",
+        "_ROUNDING = 0.97",
+        ("tests/engine/test_coupling.py",),
     ),
     Mutant(
         "noise of 24 bits",
