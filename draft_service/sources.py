@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from draft_service.config import DraftConfig
 from draft_service.drafters import Drafter
 from draft_service.drafters.model import ModelDrafter
@@ -36,6 +38,7 @@ def _load(name: str, config: DraftConfig) -> Drafter:
         return NgramDrafter(config.max_draft_tokens)
     # The bare prefix means: the target's own weights.
     model_name = f"{_QUANTIZED}:{config.target}" if name == _QUANTIZED else name
-    loaded, engine = assemble(model_name, config.engine_settings(), report_progress)
+    settings = replace(config.engine_settings(), target=config.target)
+    loaded, engine = assemble(model_name, settings, report_progress)
     grammars = Grammars(loaded.tokenizer_archive, loaded.identity)
     return ModelDrafter(name, engine, loaded.identity, grammars)

