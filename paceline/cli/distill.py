@@ -9,10 +9,6 @@ from pathlib import Path
 import click
 
 from paceline.cli.terminal import EXIT_ERROR
-from paceline.distill.collect import CollectOptions
-from paceline.distill.run import DistillOptions
-from paceline.distill.run import distill as make_draft
-from paceline.distill.train import TrainOptions
 from paceline.errors import PacelineError
 
 _positive = click.IntRange(min=1)
@@ -72,7 +68,12 @@ def distill(
 
     Stopped, it goes on where it was when it is called again with the same options.
     """
-    options = DistillOptions(
+    # Here, so that help does not wait for torch.
+    from paceline.distill import run
+    from paceline.distill.collect import CollectOptions
+    from paceline.distill.train import TrainOptions
+
+    options = run.DistillOptions(
         target=target,
         directory=out,
         cache_dir=cache_dir.expanduser(),
@@ -87,7 +88,7 @@ def distill(
         training=TrainOptions(num_steps, batch_tokens, learning_rate, seed),
     )
     try:
-        figures = make_draft(options, _say)
+        figures = run.distill(options, _say)
     except PacelineError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_ERROR)

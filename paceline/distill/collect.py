@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -48,6 +48,15 @@ class CollectOptions:
     def max_length(self) -> int:
         """Longest sequence in tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
+
+    def within(self, max_length: int) -> CollectOptions:
+        """The same for a model with a context of `max_length` tokens, which may be shorter."""
+        num_new = min(self.max_new_tokens, max_length // 2)
+        return replace(
+            self,
+            max_prompt_tokens=min(self.max_prompt_tokens, max_length - num_new),
+            max_new_tokens=num_new,
+        )
 
 
 class Collector:

@@ -72,15 +72,18 @@ def _num_matches(
     probs: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Places where both draw the same token of the head from one noise, drawn once."""
+    """Places where both draw the same token from one noise, drawn once.
+
+    What is not known of the target's law is taken to be spread as the draft spreads it, and never
+    counts as a match.
+    """
     noise = -torch.rand(log_probs.shape, generator=generator).clamp_min(1e-20).log()
-    noise = noise.to(log_probs.device)
-    drafted = (log_probs.exp() / noise).argmax(dim=1)
-    races = probs / noise.gather(1, places)
-    # What the head does not score is one more token: it wins its share, and never matches.
-    outside = (1 - probs.sum(dim=1)).clamp_min(0)
-    outside_noise = -torch.rand(len(outside), generator=generator).clamp_min(1e-20).log()
+    draft_races = log_probs.exp() / noise.to(log_probs.device)
+    is_known = torch.zeros_like(draft_races).scatter_add_(1, places, (probs > 0).float()) > 0
+    races = probs / noise.to(log_probs.device).gather(1, places)
     best, winner = races.max(dim=1)
     drawn = places.gather(1, winner[:, None])[:, 0]
-    is_inside = best > outside / outside_noise.to(best.device)
-    return (is_inside & (drawn == drafted)).sum()
+    outside = (1 - probs.sum(dim=1)).clamp_min(0)
+    drafted_outside = log_probs.exp().masked_fill(is_known, 0).sum(dim=1).clamp_min(1e-20)
+    best_outside = draft_races.masked_fill(is_known, 0).amax(dim=1) * outside / drafted_outside
+    return ((best > best_outside) & (drawn == draft_races.argmax(dim=1))).sum()

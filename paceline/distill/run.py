@@ -25,6 +25,7 @@ from paceline.distill.targets import build_runner, read_target
 from paceline.distill.train import Trainer, TrainOptions, batches, most_likely_ids
 from paceline.engine.draft_files import Recipe, write_draft
 from paceline.engine.tokenizer_archive import fingerprint_tokenizer
+from paceline.errors import InvalidArgument
 
 Progress = Callable[[str], None]
 
@@ -86,7 +87,8 @@ def distill(options: DistillOptions, progress: Progress) -> Acceptance:
     """Makes a draft; returns its held-out figures.
 
     Raises:
-        NotFound, InvalidArgument, FailedPrecondition: as `targets.read_target`.
+        NotFound, InvalidArgument, FailedPrecondition: as `targets.read_target`; InvalidArgument
+            also for layers that the target does not have.
     """
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
@@ -112,13 +114,15 @@ def distill(options: DistillOptions, progress: Progress) -> Acceptance:
         _train(options, trainer, data, (first, last), started_at, progress)
         figures = evaluate(trainer, data.held_out)
         progress(f"step {trainer.num_steps:,}: {figures.describe()}")
-        seconds = 0.0
         entry = Entry(trainer.num_steps, data.num_tokens, time.monotonic() - started_at, figures)
-        curve = [*curve, entry]
+        curve = [*(one for one in curve if one.num_steps < entry.num_steps), entry]
         write_curve(options.curve, curve)
         write_draft(options.directory, recipe, trainer.own, trainer.head_ids)
         write_card(options.directory, recipe, curve, len(head_ids))
-    return evaluate(trainer, _read_data(options.shards, num_shards).held_out)
+        # Last, so that a round that was stopped before is written when it goes on.
+        seconds = 0.0
+        _save(options, trainer, num_shards, seconds)
+    return curve[-1].figures
 
 
 def _begin(options: DistillOptions, progress: Progress) -> tuple[Trainer, Recipe]:
@@ -126,6 +130,11 @@ def _begin(options: DistillOptions, progress: Progress) -> tuple[Trainer, Recipe
     network, tokenizer = read_target(options.target, options.cache_dir, progress)
     num_layers = network.config.num_hidden_layers
     layers = options.layers or tuple(sorted({0, (num_layers - 1) // 2, num_layers - 1}))
+    for layer in layers:
+        if not 0 <= layer < num_layers:
+            raise InvalidArgument(
+                "layers", f"there is no layer {layer}: it has {num_layers} layers"
+            )
     recipe = Recipe(options.target, fingerprint_tokenizer(tokenizer), layers)
     return Trainer(network, recipe, options.training, options.device), recipe
 
@@ -170,11 +179,12 @@ def _collect(options: DistillOptions, wanted: int, progress: Progress) -> int:
 
 
 def _build_collector(options: DistillOptions, progress: Progress) -> Collector:
-    runner, tokenizer, eos = build_runner(
+    runner, identity, tokenizer = build_runner(
         options.target, options.cache_dir, options.device, progress
     )
     writer = PromptWriter(options.collecting.seed, options.own_prompts)
-    return Collector(runner, tokenizer, eos, writer, options.collecting)
+    collecting = options.collecting.within(identity.max_length)
+    return Collector(runner, tokenizer, identity.eos_token_ids, writer, collecting)
 
 
 def _read_data(shards: Path, num_shards: int) -> Data:
@@ -210,5 +220,5 @@ def _train(
             loss = sum(losses) / len(losses)
             progress(f"step {trainer.num_steps:,}: loss {loss:.3f}, {rate:.0f} tokens a second")
             losses, num_tokens, reported_at = [], 0, now
-        if trainer.num_steps % _SAVE_EVERY_STEPS == 0 or trainer.num_steps == last:
+        if trainer.num_steps % _SAVE_EVERY_STEPS == 0 and trainer.num_steps < last:
             _save(options, trainer, data.num_shards, now - started_at)

@@ -5,7 +5,7 @@ Knows no draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from paceline.engine.model_source import INT8_PREFIX, find_source
 from paceline.engine.step import ModelRunner
 from paceline.engine.table_model import TableModel
 from paceline.errors import FailedPrecondition, InvalidArgument
+from paceline.records import ModelIdentity
 
 Progress = Callable[[str], None]
 
@@ -41,8 +42,7 @@ def read_target(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     files, _ = find_source(name, cache_dir, progress)
-    if not isinstance(files, ModelFiles):
-        raise InvalidArgument("target", f"{name} is a draft itself")
+    assert isinstance(files, ModelFiles)  # a draft would have been refused
     network = files.read_network(files.read_config(), torch.float32)
     if not serves(network):
         raise FailedPrecondition(
@@ -55,8 +55,8 @@ def read_target(
 
 def build_runner(
     name: str, cache_dir: Path, device: str, progress: Progress
-) -> tuple[ModelRunner, PreTrainedTokenizerBase, Sequence[int]]:
-    """The target as it writes, its tokenizer and the ids that end a text.
+) -> tuple[ModelRunner, ModelIdentity, PreTrainedTokenizerBase]:
+    """The target as it writes, who it is, and its tokenizer.
 
     On the CPU it writes in int8, which takes two thirds of the time; its laws share nine tenths of
     their mass with those of float32, while those of a draft share half.
@@ -76,4 +76,4 @@ def build_runner(
     runner: ModelRunner = NetworkRunner(network, size)
     if serves(network):
         runner = LeanRunner(take_decoder(network), size, attend_side_by_side)
-    return runner, files.read_tokenizer(), loaded.identity.eos_token_ids
+    return runner, loaded.identity, files.read_tokenizer()

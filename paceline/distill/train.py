@@ -99,12 +99,12 @@ def batches(samples: Sequence[Sample], options: TrainOptions, seed: int) -> Iter
 
 
 def most_likely_ids(samples: Sequence[Sample], vocabulary_size: int, count: int) -> torch.Tensor:
-    """The ids, ascending, that hold the most mass over all laws."""
+    """The ids, ascending, that hold the most mass over all laws; fewer where no more hold any."""
     mass = torch.zeros(vocabulary_size)
     for one in samples:
         mass.index_add_(0, one.top_ids.reshape(-1), one.top_log_probs.float().exp().reshape(-1))
-    ids: torch.Tensor = mass.topk(min(count, vocabulary_size)).indices.sort().values
-    return ids
+    top, ids = mass.topk(min(count, vocabulary_size))
+    return ids[top > 0].sort().values
 
 
 class Trainer:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -112,7 +113,7 @@ class DraftFiles:
         network = self.target.read_network(config, dtype)
         try:
             tensors = load_file(self.directory / _WEIGHTS)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, SafetensorError) as error:
             raise self._damage(f"cannot be read: {error}") from error
         head_ids = tensors.pop(_HEAD_IDS, torch.empty(0)).long()
         self._check_head(head_ids, network.get_output_embeddings().out_features)

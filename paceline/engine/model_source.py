@@ -56,8 +56,7 @@ def find_source(
     if not target:
         raise InvalidArgument("model", f"{name!r} is a draft, which is loaded beside its target")
     files, _ = find_source(target, cache_dir, progress)
-    if not isinstance(files, ModelFiles):
-        raise InvalidArgument("target", f"{target!r} is a draft itself")
+    assert isinstance(files, ModelFiles)  # a draft would have been refused
     return DraftFiles(Path(location), files), quantization
 
 
