@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from paceline.distill.collect import Collector, CollectOptions
+from paceline.distill.collect import CollectOptions, Collector
 from paceline.distill.prompts import PromptWriter
 from paceline.distill.shards import read_shard, shard_path
 from paceline.distill.slab import attend_side_by_side
