@@ -54,12 +54,13 @@ def test_lean_and_stock_agree(tiny_network: Any, model_type: str, is_quantized: 
     assert 500 == stock.logits[0].shape[1]
 
 
-def test_other_tokens_are_not_the_same_head(tiny_network: Any) -> None:
-    """The self-test sees a head that scores other tokens, whatever the scores."""
+@pytest.mark.parametrize("token_ids", [[1, 4, 7, 300, 498], [1, 4, 7, 300, 498, 499]])
+def test_other_tokens_are_not_the_same_head(tiny_network: Any, token_ids: list[int]) -> None:
+    """The self-test sees a head that scores other tokens, or more, whatever the scores."""
     network = tiny_network("llama")
     reduce(network)
     stock = run_stock(network, 500, is_quantized=False)
-    reduce(tiny := tiny_network("llama"), torch.tensor([1, 4, 7, 300, 498]))
+    reduce(tiny := tiny_network("llama"), torch.tensor(token_ids))
     with pytest.raises(FailedPrecondition, match="relative error inf"):
         check_against_stock(NetworkRunner(tiny, 500), stock)
 

@@ -1,6 +1,6 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
-from tests.mutants import cache, constraints, drafts, gateways, noise, parameters, rules
+from tests.mutants import cache, constraints, distilled, drafts, gateways, noise, parameters, rules
 from tests.mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -9,6 +9,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *parameters.MUTANTS,
     *constraints.MUTANTS,
     *drafts.MUTANTS,
+    *distilled.MUTANTS,
     *cache.MUTANTS,
     *gateways.MUTANTS,
 )
