@@ -92,15 +92,16 @@ class _Loader:
 
     def _model(self, name: str) -> ModelDrafter:
         config = self._config
+        settings = replace(config.engine_settings(), target=config.target)
         is_own = _OWN_WEIGHTS.fullmatch(name) is not None
         model_name = f"{name}:{config.target}" if is_own else name
         if is_own or config.named_target is None:
             target = None
         else:
             target = self._target_tokens
-            tokens = read_tokens(model_name, config.engine_settings().cache_dir, report_progress)
+            tokens = read_tokens(model_name, settings.cache_dir, report_progress, config.target)
             check_tokens(tokens, target, maps_ends=config.map_ends)
-        loaded, engine = assemble(model_name, config.engine_settings(), report_progress)
+        loaded, engine = assemble(model_name, settings, report_progress)
         announced = _speaking(loaded.identity, target) if target else loaded.identity
         report_progress(
             f"source {name}: {loaded.identity.dtype} {loaded.identity.quantization or 'whole'},"

@@ -18,6 +18,7 @@ COMMANDS = {
     "chat": "Talks with the model.",
     "check": "Proves that speculation changes no output.",
     "demo": "Starts everything, asks one question, compares, stops.",
+    "distill": "Makes a draft from a target.",
     "generate": "Generates from one prompt.",
     "plan": "Says whether speculation pays here, with which draft and which length.",
     "rounds": "Measures what a round costs outside the models.",

@@ -47,6 +47,8 @@ class EngineSettings:
     max_sessions: int = 256
     num_threads: int = 0
     """Threads of one step on the CPU; 0 leaves torch's choice."""
+    target: str = ""
+    """Name of the model that a distilled draft borrows from."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
     memory_for_speed: bool = False
@@ -77,6 +79,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
         settings.dtype,
         settings.device,
         settings.max_length,
+        settings.target,
         settings.exact,
         settings.memory_for_speed,
     )

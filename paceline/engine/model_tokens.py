@@ -55,8 +55,10 @@ class ModelTokens:
         )
 
 
-def read_tokens(name: str, cache_dir: Path, progress: Callable[[str], None]) -> ModelTokens:
-    """Reads the tokens of the model of that name.
+def read_tokens(
+    name: str, cache_dir: Path, progress: Callable[[str], None], target: str = ""
+) -> ModelTokens:
+    """Reads the tokens of the model of that name; a distilled draft has those of its `target`.
 
     Raises:
         NotFound, InvalidArgument, FailedPrecondition: As `models.load`.
@@ -66,7 +68,7 @@ def read_tokens(name: str, cache_dir: Path, progress: Callable[[str], None]) -> 
         tokenizer = build_tokenizer(table)
         ends: tuple[int, ...] = () if table.eos_token_id is None else (table.eos_token_id,)
     else:
-        files, _ = find_source(name, cache_dir, progress)
+        files, _ = find_source(name, cache_dir, progress, target)
         tokenizer = files.read_tokenizer()
         ends = files.read_ends(tokenizer)
     return ModelTokens(

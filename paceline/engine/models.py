@@ -1,7 +1,8 @@
 """Turns a model's name into a loaded model with its tokenizer and identity.
 
 A name is a built-in name (`smollm2`), a local directory, a GGUF file, a table file
-(`table:FILE.json`), or a hub id; any but a table may be quantized (`quantized:int8:NAME`) or end
+(`table:FILE.json`), a hub id, or a draft that was distilled from a target (`smollm2-draft`, or a
+directory); any but a table may be quantized (`quantized:int8:NAME`), any but tables and drafts end
 early (`early-exit:N:NAME`). Knows no cache, no runner and no environment: where converted models
 are kept is the caller's to say.
 """
@@ -23,18 +24,19 @@ from transformers import (
 
 from paceline.engine import model_fingerprint, tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
+from paceline.engine.draft_files import DraftFiles
 from paceline.engine.lean import exact
 from paceline.engine.lean.weights import copied_bytes, second_copy_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
-from paceline.engine.model_source import find_source
+from paceline.engine.model_source import INT8_PER_ROW, find_source
 from paceline.engine.quantization import quantize_int8_per_row
 from paceline.engine.table_model import TableModel, load_table
 from paceline.engine.table_tokenizer import build_tokenizer
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ModelIdentity
 
-_TABLE_PREFIX = "table:"
+TABLE_PREFIX = "table:"
 _TABLE_MAX_LENGTH = 4096
 _TABLE_KV_BYTES = 8
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -51,6 +53,8 @@ class LoadOptions:
     device: str = "cpu"
     max_length: int = 0
     """Longest sequence in tokens; 0 is the model's own limit, which no number raises."""
+    target: str = ""
+    """Name of the model that a distilled draft borrows from; others do without."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
     memory_for_speed: bool = False
@@ -94,7 +98,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         FailedPrecondition: The engine does not serve this architecture, or not exactly, or files
             do not fit.
     """
-    if name.startswith(_TABLE_PREFIX):
+    if name.startswith(TABLE_PREFIX):
         return _load_table(name, options)
     files, quantization = _find(name, options, progress)
     config = files.read_config()
@@ -137,8 +141,8 @@ def measure(name: str, options: LoadOptions, progress: Callable[[str], None]) ->
     Raises:
         NotFound, InvalidArgument, FailedPrecondition: As `load`.
     """
-    if name.startswith(_TABLE_PREFIX):
-        table = load_table(Path(name.removeprefix(_TABLE_PREFIX)))
+    if name.startswith(TABLE_PREFIX):
+        table = load_table(Path(name.removeprefix(TABLE_PREFIX)))
         row_bytes = len(table.alphabet) * torch.float32.itemsize
         return ModelSize(table.logits.nbytes, _TABLE_KV_BYTES, row_bytes)
     files, quantization = _find(name, options, progress)
@@ -171,13 +175,13 @@ def find_max_length(name: str, options: LoadOptions, progress: Callable[[str], N
     Raises:
         NotFound, InvalidArgument, FailedPrecondition: As `load`.
     """
-    if name.startswith(_TABLE_PREFIX):
+    if name.startswith(TABLE_PREFIX):
         return options.max_length or _TABLE_MAX_LENGTH
     return _bound_length(_find(name, options, progress)[0].read_config(), options.max_length)
 
 
 def _load_table(name: str, options: LoadOptions) -> LoadedModel:
-    table = load_table(Path(name.removeprefix(_TABLE_PREFIX)))
+    table = load_table(Path(name.removeprefix(TABLE_PREFIX)))
     tokenizer = build_tokenizer(table)
     archive = tokenizer_archive.pack(tokenizer)
     identity = ModelIdentity(
@@ -207,16 +211,19 @@ def _check_exact(network: PreTrainedModel, *, is_quantized: bool) -> None:
 
 def _find(
     name: str, options: LoadOptions, progress: Callable[[str], None]
-) -> tuple[ModelFiles, str]:
+) -> tuple[ModelFiles | DraftFiles, str]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    return find_source(name, options.cache_dir, progress)
+    files, quantization = find_source(name, options.cache_dir, progress, options.target)
+    if isinstance(files, DraftFiles) and options.device == "cpu" and options.dtype == "float32":
+        return files, INT8_PER_ROW  # a draft is there to be fast
+    return files, quantization
 
 
 def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, network: PreTrainedModel) -> int:
     """Number of the tokenizer's ids; every one of them must have a row in the head."""
     size = tokenizer_archive.vocabulary_size(tokenizer)
-    num_rows = network.get_output_embeddings().weight.shape[0]
+    num_rows = network.get_output_embeddings().out_features
     if size > num_rows:
         raise FailedPrecondition(
             f"the tokenizer has {size} ids but the head has only {num_rows} rows",

@@ -100,9 +100,12 @@ def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) ->
     if params.is_greedy:
         return Law.point(int(row.argmax()))
     values = row
-    if 0 < params.top_k < len(row):
-        ids = top_k_ids(row, params.top_k)
+    if row.min() == -np.inf:  # masked, or not scored by a reduced head: mostly many
+        ids = np.flatnonzero(row > -np.inf)
         values = row[ids]
+    if 0 < params.top_k < len(values):
+        kept = top_k_ids(values, params.top_k)
+        ids, values = ids[kept], values[kept]
     if params.top_p < 1.0:
         kept = _top_p(values, peak, params.temperature, params.top_p)
         ids, values = ids[kept], values[kept]

@@ -76,13 +76,22 @@ def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
         FailedPrecondition: they differ; the architecture is named.
     """
     for ours, theirs in zip(_paged_logits(runner, stock.sequences), stock.logits, strict=True):
-        error = float((ours - theirs).norm() / theirs.norm())
+        error = _relative_error(ours, theirs)
         if not error <= stock.tolerance:
             raise FailedPrecondition(
                 f"{stock.name} does not compute the same through the paged cache: "
                 f"relative error {error:.2g} where {stock.tolerance:g} is allowed",
                 reason="MODEL_NOT_SUPPORTED",
             )
+
+
+def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The distance over what tokens are scored; infinite where they are not the same ones."""
+    is_scored = theirs != float("-inf")
+    if not torch.equal(is_scored, ours != float("-inf")):
+        return float("inf")
+    ours, theirs = ours[is_scored], theirs[is_scored]
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def _stock_logits(

@@ -75,7 +75,8 @@ class Decoder:
     """[V, E]."""
     layers: tuple[Layer, ...]
     norm: torch.Tensor
-    head: Linear
+    head: Callable[[torch.Tensor], torch.Tensor]
+    """[W, E] -> logits [W, V]."""
     epsilon: torch.Tensor
     """Float32 []: what norms add to the mean square."""
     shape: HeadShape

@@ -7,6 +7,7 @@ compute is known. Knows no step and no cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from paceline.engine.lean.decoder import Decoder, HeadShape, Layer
 from paceline.engine.lean.kernels import FAST, Kernels
 from paceline.engine.lean.linear import Matrix, is_packed
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
+from paceline.engine.reduced_head import ReducedHead
 
 _CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 _ACTIVATIONS = ("silu", "swish")
@@ -39,7 +41,7 @@ def serves(network: PreTrainedModel) -> bool:
     return (
         network.config.hidden_act in _ACTIVATIONS
         and 2 * network.model.rotary_emb.inv_freq.numel() == shape.dim
-        and all(type(module) in _LINEARS for module in (*projections, network.lm_head))
+        and all(type(module) in _LINEARS for module in (*projections, _product(network.lm_head)))
     )
 
 
@@ -48,7 +50,9 @@ def copied_bytes(network: PreTrainedModel) -> int:
 
     The network is one that was not quantized: the copy of a quantized head is its head.
     """
-    if not serves(network) or network.lm_head.weight is not network.model.embed_tokens.weight:
+    if not serves(network) or isinstance(network.lm_head, ReducedHead):
+        return 0
+    if network.lm_head.weight is not network.model.embed_tokens.weight:
         return 0
     return int(network.lm_head.weight.nbytes) if is_packed(network.dtype) else 0
 
@@ -77,13 +81,24 @@ def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
         embedding=model.embed_tokens.weight.detach(),
         layers=tuple(layers),
         norm=model.norm.weight.detach(),
-        head=kernels.build_linear(Matrix.of(network.lm_head)),
+        head=_take_head(network.lm_head, kernels),
         epsilon=torch.tensor(float(config.rms_norm_eps)),
         shape=shape,
         frequencies=model.rotary_emb.inv_freq.float(),
         turn_scale=float(model.rotary_emb.attention_scaling),
         turn=kernels.turn,
     )
+
+
+def _product(head: nn.Module) -> Any:
+    return head.product if isinstance(head, ReducedHead) else head
+
+
+def _take_head(head: nn.Module, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
+    linear = kernels.build_linear(Matrix.of(_product(head)))
+    if not isinstance(head, ReducedHead):
+        return linear
+    return ReducedHead(linear, head.token_ids, head.out_features)
 
 
 def _head_shape(network: PreTrainedModel) -> HeadShape:

@@ -1,0 +1,1 @@
+"""Distilled drafts that come with the package, a directory each."""

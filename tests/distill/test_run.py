@@ -1,0 +1,157 @@
+"""The whole of it on a tiny target: a draft comes out, it serves, and a stop costs nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from paceline.distill import run
+from paceline.distill.collect import CollectOptions
+from paceline.distill.run import DistillOptions, distill
+from paceline.distill.train import Trainer, TrainOptions
+from paceline.errors import FailedPrecondition, InvalidArgument
+from paceline.records import Advance, VerificationRule
+
+
+def ignore(_: str) -> None:
+    """Takes progress and says nothing."""
+
+
+@pytest.fixture
+def options(target: Path, tmp_path: Path) -> DistillOptions:
+    """A small run in two rounds."""
+    return DistillOptions(
+        target=str(target),
+        directory=tmp_path / "draft",
+        cache_dir=tmp_path,
+        layers=(1,),
+        num_head_ids=100,
+        num_tokens=300,
+        num_rounds=2,
+        collecting=CollectOptions(batch_size=8, max_prompt_tokens=40, max_new_tokens=16),
+        training=TrainOptions(num_steps=24, batch_tokens=400, learning_rate=1e-2),
+    )
+
+
+async def test_a_draft_comes_out_and_serves(
+    options: DistillOptions, target: Path, tiers: Any, rounds: Any
+) -> None:
+    """It beats the layers that it began with, and drafts for its target, which emits its own law.
+
+    The draft is a directory that a source names.
+    """
+    said: list[str] = []
+    figures = distill(options, said.append)
+    directory = options.directory
+    curve = json.loads((directory / "work" / "curve.json").read_text())
+    assert [12, 24] == [entry["num_steps"] for entry in curve]
+    assert curve[0]["num_tokens"] < 300 <= curve[1]["num_tokens"]
+    assert curve[1]["figures"]["loss"] < curve[0]["figures"]["loss"]
+    assert curve[1]["figures"]["greedy_agreement"] == figures.greedy_agreement > 0.1
+    assert "round 2 of 2" in " ".join(said)
+    assert f"| {curve[1]['num_tokens']:,} | 24 |" in (directory / "README.md").read_text()
+    size = sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+    assert size < 120_000
+
+    draft = await tiers.draft(str(directory), target=str(target))
+    verify = await tiers.verify(str(target))
+    identity = await verify.identity()
+    source = await draft.identity()
+    assert ("int8-per-row", identity.tokenizer_fingerprint, identity.vocabulary_size) == (
+        source.quantization,
+        source.tokenizer_fingerprint,
+        source.vocabulary_size,
+    )
+    prompt = list(b"Tell me about maps.")
+    session = rounds.spec(prompt, rule=VerificationRule.REJECTION_TOKEN)
+    plain = await rounds.run(await verify.open(session), None, len(prompt), 24, lambda _: 0)
+    both = await rounds.run(
+        await verify.open(session),
+        await draft.open(session, target=identity),
+        len(prompt),
+        24,
+        lambda _: 4,
+    )
+    assert plain.token_ids == both.token_ids
+    assert both.num_accepted > 0
+
+
+async def test_a_draft_proposes_only_what_its_head_scores(
+    options: DistillOptions, target: Path, tiers: Any, rounds: Any
+) -> None:
+    """At temperature 1, too, and it ships the law over the target's ids."""
+    from paceline.engine.law import decode_laws
+    from paceline.records import SamplingParams
+
+    distill(replace(options, num_head_ids=9, num_rounds=1), ignore)
+    scored = set(load_file(options.directory / "draft.safetensors")["head_ids"].tolist())
+    assert 9 == len(scored)
+    draft = await tiers.draft(str(options.directory), target=str(target))
+    session = rounds.spec([5, 6, 7], sampling=SamplingParams(1.0))
+    proposal = await (await draft.open(session)).draft(Advance(1, 3, (), 12))
+    laws = decode_laws(proposal, 258)
+    assert set(proposal.token_ids) <= scored
+    assert scored >= {int(i) for law in laws for i in law.token_ids} != set()
+
+
+def test_a_stopped_run_ends_where_a_whole_one_does(
+    options: DistillOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped inside a round and then as a round is written, bit for bit."""
+    monkeypatch.setattr(run, "_SAVE_EVERY_STEPS", 5)
+    distill(options, ignore)
+    stopped = replace(options, directory=tmp_path / "stopped")
+    step = Trainer.step
+
+    def failing_step(self: Trainer, batch: Any) -> float:
+        if self.num_steps == 18:
+            raise KeyboardInterrupt
+        return step(self, batch)
+
+    def failing_write(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    module = "paceline.distill.run"
+    for name, fails in ((".Trainer.step", failing_step), (".write_draft", failing_write)):
+        with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+            patches.setattr(module + name, fails)
+            distill(stopped, ignore)
+    said: list[str] = []
+    figures = distill(stopped, said.append)
+    assert "going on behind step 20" in said
+    for name in ("draft.safetensors", "draft.json"):
+        assert (options.directory / name).read_bytes() == (stopped.directory / name).read_bytes()
+    curve = json.loads((stopped.directory / "work" / "curve.json").read_text())
+    assert [12, 24] == [entry["num_steps"] for entry in curve]
+    assert distill(stopped, ignore) == figures
+
+
+def test_tables_and_drafts_are_no_targets(options: DistillOptions, tmp_path: Path) -> None:
+    """Neither has layers of its own to begin with."""
+    with pytest.raises(InvalidArgument, match="table"):
+        distill(replace(options, target="table:x.json"), ignore)
+    (tmp_path / "draft.json").touch()
+    with pytest.raises(InvalidArgument, match="draft"):
+        distill(replace(options, target=str(tmp_path)), ignore)
+
+
+def test_layers_that_are_not_there(options: DistillOptions) -> None:
+    """The layer and the number of layers are named."""
+    with pytest.raises(InvalidArgument, match=r"layer 2: it has 2 layers"):
+        distill(replace(options, layers=(0, 2)), ignore)
+
+
+def test_other_families_are_refused(options: DistillOptions, tmp_path: Path, networks: Any) -> None:
+    """By the name of the architecture, before anything is collected."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+    config = GPT2Config(vocab_size=264, n_layer=1, n_head=2, n_embd=16, n_positions=64)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "gpt2")
+    AutoTokenizer.from_pretrained(networks.find()).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(FailedPrecondition, match="GPT2LMHeadModel"):
+        distill(replace(options, target=str(tmp_path / "gpt2")), ignore)
