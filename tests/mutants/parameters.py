@@ -21,18 +21,13 @@ _PROMPT = (
 _ROW = "History(ids[:length], prompt_length)"
 _ROWS = "[(params, history) for history in histories]"
 _TOP_K = """\
-    if 0 < params.top_k < len(row):
-        ids = top_k_ids(row, params.top_k)
-        values = row[ids]
+    if 0 < params.top_k < len(values):
+        kept = top_k_ids(values, params.top_k)
+        ids, values = ids[kept], values[kept]
 """
 _TOP_P = """\
     if params.top_p < 1.0:
         kept = _top_p(values, peak, params.temperature, params.top_p)
-        ids, values = ids[kept], values[kept]
-"""
-_LATE_TOP_K = """\
-    if 0 < params.top_k < len(values):
-        kept = top_k_ids(values, params.top_k)
         ids, values = ids[kept], values[kept]
 """
 _PENALIZE = "    _penalize(row, params, history)\n"
@@ -43,7 +38,7 @@ _BIAS = """\
 """
 
 MUTANTS = (
-    Mutant("top-p before top-k", _SAMPLING, _TOP_K + _TOP_P, _TOP_P + _LATE_TOP_K, _LAWS),
+    Mutant("top-p before top-k", _SAMPLING, _TOP_K + _TOP_P, _TOP_P + _TOP_K, _LAWS),
     Mutant(
         "top-p before the temperature",
         _SAMPLING,
