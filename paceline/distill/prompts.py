@@ -1,7 +1,8 @@
 """Chats to ask a target for its own text: written seeds, filled in, and what it answered before.
 
-Twelve kinds of task by a hundred subjects, some with a system prompt, some behind an earlier
-answer; passages to summarize, to search and to answer from are partly the target's own. The same
+Twelve kinds of task about written subjects and the words of the target's own vocabulary, some with
+a system prompt, some behind an earlier answer; passages to summarize, to search and to answer from
+are partly the target's own. The same
 seed gives the same chats. Knows no model and no tokenizer.
 """
 
@@ -22,6 +23,8 @@ _SYSTEM_SHARE = 0.3
 _FOLLOW_UP_SHARE = 0.15
 _OWN_TEXT_SHARE = 0.5
 """Share of prompts that are the user's, where the user gave any."""
+_WORD_SHARE = 0.6
+"""Share of topics that are any word: a hundred topics would teach a hundred topics' words."""
 _PASSAGE_WORDS = (30, 120)
 _NUMBERS = {"a": (2, 20), "b": (2, 30), "c": (2, 9), "d": (30, 400)}
 _LISTS = {
@@ -48,12 +51,15 @@ class Exchange:
 class PromptWriter:
     """Writes chats."""
 
-    def __init__(self, seed: int, own_prompts: Sequence[str] = ()) -> None:
-        """Reads the seeds; `own_prompts` are texts to ask beside them."""
+    def __init__(
+        self, seed: int, own_prompts: Sequence[str] = (), words: Sequence[str] = ()
+    ) -> None:
+        """Reads the seeds; `own_prompts` are texts to ask beside them, `words` more topics."""
         text = resources.files(__package__).joinpath("seeds.json").read_text(encoding="utf-8")
         self._seeds: Mapping[str, Any] = json.loads(text)
         self._seed = seed
         self._own_prompts = own_prompts
+        self._words = words
 
     def write(self, pool: int, count: int, earlier: Sequence[Exchange]) -> list[Chat]:
         """The chats of a pool, which may take up what was answered earlier."""
@@ -90,8 +96,15 @@ class PromptWriter:
             if kind in _NUMBERS:
                 values[name] = str(generator.randint(*_NUMBERS[kind]))
                 continue
-            choices = [*self._seeds[_LISTS[kind]], *(passages if kind == "passage" else ())]
-            values[name] = generator.choice([c for c in choices if c not in values.values()])
+            choices: Sequence[str] = self._seeds[_LISTS[kind]]
+            if kind == "passage":
+                choices = [*choices, *passages]
+            elif kind == "topic" and self._words and generator.random() < _WORD_SHARE:
+                choices = self._words
+            value = generator.choice(choices)
+            while value in values.values():
+                value = generator.choice(choices)
+            values[name] = value
         return template.format_map(values)
 
 

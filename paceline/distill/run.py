@@ -21,7 +21,7 @@ from paceline.distill.collect import CollectOptions, Collector
 from paceline.distill.evaluate import Acceptance, evaluate
 from paceline.distill.prompts import PromptWriter
 from paceline.distill.shards import Sample, count_tokens, read_shard, shard_path
-from paceline.distill.targets import build_runner, read_target
+from paceline.distill.targets import build_runner, list_words, read_target
 from paceline.distill.train import Trainer, TrainOptions, batches, most_likely_ids
 from paceline.engine.draft_files import Recipe, write_draft
 from paceline.engine.tokenizer_archive import fingerprint_tokenizer
@@ -182,7 +182,7 @@ def _build_collector(options: DistillOptions, progress: Progress) -> Collector:
     runner, identity, tokenizer = build_runner(
         options.target, options.cache_dir, options.device, progress
     )
-    writer = PromptWriter(options.collecting.seed, options.own_prompts)
+    writer = PromptWriter(options.collecting.seed, options.own_prompts, list_words(tokenizer))
     collecting = options.collecting.within(identity.max_length)
     return Collector(runner, tokenizer, identity.eos_token_ids, writer, collecting)
 
@@ -195,7 +195,14 @@ def _read_data(shards: Path, num_shards: int) -> Data:
         train += rest
         (held_out if len(held_out) < _MAX_HELD_OUT else train).append(first)
     num_tokens = sum(len(one.top_ids) for one in (*train, *held_out))
+    # What was held out is held out wherever it was asked: greedy answers would be the same.
+    prompts = {_prompt(one) for one in held_out}
+    train = [one for one in train if _prompt(one) not in prompts]
     return Data(train, held_out, num_shards, num_tokens)
+
+
+def _prompt(sample: Sample) -> tuple[int, ...]:
+    return tuple(sample.token_ids[: sample.prompt_length].tolist())
 
 
 def _train(

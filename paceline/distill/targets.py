@@ -26,6 +26,9 @@ from paceline.records import ModelIdentity
 
 Progress = Callable[[str], None]
 
+_MIN_WORD_LETTERS = 5
+"""Shorter ones are mostly pieces of words."""
+
 
 def read_target(
     name: str, cache_dir: Path, progress: Progress
@@ -51,6 +54,13 @@ def read_target(
             reason="MODEL_NOT_SUPPORTED",
         )
     return network, files.read_tokenizer()
+
+
+def list_words(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The whole words among a tokenizer's tokens, in order: names, things, deeds, of any kind."""
+    texts = tokenizer.batch_decode([[token_id] for token_id in range(len(tokenizer))])
+    words = {text[1:] for text in texts if text.startswith(" ") and text[1:].isalpha()}
+    return sorted(word for word in words if len(word) >= _MIN_WORD_LETTERS)
 
 
 def build_runner(

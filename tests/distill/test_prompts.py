@@ -47,6 +47,16 @@ def test_earlier_answers_come_back() -> None:
     assert not any("word120" in text for text in passages)
 
 
+def test_words_are_topics_too() -> None:
+    """More than half of the topics are words that were given, and no other place takes them."""
+    words = [f"Zz{letter}" for letter in "abcdefgh"]
+    texts = [chat[-1]["content"] for chat in PromptWriter(0, (), words).write(0, 400, [])]
+    asked = [text.removeprefix("Explain ") for text in texts if text.endswith(" to a beginner.")]
+    share = sum("Zz" in text for text in asked) / len(asked)
+    assert 0.2 < share < 1.0
+    assert not any("Zz" in text for text in texts if text.startswith(("Translate", "Solve")))
+
+
 def test_own_prompts_are_half() -> None:
     """What a user gives is asked in about half of the chats."""
     chats = PromptWriter(0, ["my own question"]).write(0, 200, [])

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from paceline.distill import run
 from paceline.distill.collect import CollectOptions
 from paceline.distill.run import DistillOptions, distill
+from paceline.distill.shards import Sample, shard_path, write_shard
 from paceline.distill.train import Trainer, TrainOptions
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import Advance, VerificationRule
@@ -129,6 +131,25 @@ def test_a_stopped_run_ends_where_a_whole_one_does(
     curve = json.loads((stopped.directory / "work" / "curve.json").read_text())
     assert [12, 24] == [entry["num_steps"] for entry in curve]
     assert distill(stopped, ignore) == figures
+
+
+def test_a_prompt_is_held_out_wherever_it_was_asked(tmp_path: Path) -> None:
+    """The first sample of a shard is held out, and whatever else answers its prompt is dropped."""
+    for wave, prompts in enumerate((([1, 2], [3, 4], [5, 6]), ([3, 4], [1, 2], [7, 8]))):
+        samples = [
+            Sample(
+                torch.tensor([*prompt, wave]),
+                2,
+                torch.zeros(1, 4, dtype=torch.int32),
+                torch.zeros(1, 4).half(),
+            )
+            for prompt in prompts
+        ]
+        write_shard(shard_path(tmp_path, wave), samples, [])
+    data = run._read_data(tmp_path, 2)
+    assert [[1, 2, 0], [3, 4, 1]] == [one.token_ids.tolist() for one in data.held_out]
+    assert [[5, 6, 0], [7, 8, 1]] == [one.token_ids.tolist() for one in data.train]
+    assert (2, 6) == (data.num_shards, data.num_tokens)
 
 
 def test_tables_and_drafts_are_no_targets(options: DistillOptions, tmp_path: Path) -> None:
