@@ -38,7 +38,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: setup ## Starts the services, asks one question, compares with plain decoding, stops.
 	@$(VENV)/bin/paceline demo
 
-test: setup ## Runs all tests.
+test: setup ## Runs all tests but those of test-deploy.
 	@$(PYTHON) -m pytest
 
 # No cluster is needed, and none is shown: Helm and kubectl talk to a stand-in API server, and pods are
@@ -47,7 +47,7 @@ test-deploy: setup ## Tests of image, chart, alerts and scaling; fetches helm, k
 	@$(PYTHON) -m tests.deploy.tools
 	@$(PYTHON) -m pytest tests/deploy -m "deploy or not deploy"
 
-check: setup ## Format, lint, types, then all tests (fresh protos and buf lint among them).
+check: setup ## Format, lint, types, then the same tests (fresh protos and buf lint among them).
 	$(PYTHON) -m ruff format --check $(CODE)
 	$(PYTHON) -m ruff check $(CODE)
 	$(PYTHON) -m mypy

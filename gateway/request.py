@@ -1,7 +1,7 @@
 """A client's request as one frozen record, checked against the target that will serve it.
 
 Everything that needs the model to be judged is judged here: ids, lengths, budgets, rules. Sampling
-parameters are `wire.py`'s. It opens nothing and draws only the seed.
+parameters are those of `paceline/wire/`. It opens nothing and draws only the seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The nouns of speculative decoding as frozen values.
 
-What the tiers say to one another, without saying how: no torch, no gRPC, no protobuf. `wire.py`
+What the tiers say to one another, without saying how: no torch, no gRPC, no protobuf. `wire/`
 alone turns these into messages and back. Token ids are plain tuples of ints.
 """
 

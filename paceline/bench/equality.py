@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from paceline.bench.prompts import Question, own_questions, read_questions, spread
+from paceline.bench.prompts import Question
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
-from paceline.cli.options import address_option
+from paceline.cli.options import address_option, choose_questions, prompts_option
 from paceline.cli.stack import num_cores
 from paceline.v1 import gateway_pb2
 
@@ -164,7 +164,7 @@ async def _compare_all(
 
 @click.command()
 @address_option
-@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="Spec-Bench lines.")
+@prompts_option
 @click.option("--limit", type=int, default=40, show_default=True, help="Prompts, by category.")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Longest output.")
 @click.option("--concurrency", type=int, default=4, show_default=True, help="Prompts at once.")
@@ -172,8 +172,7 @@ async def _compare_all(
 @click.option("--threads", type=int, default=num_cores, help="Threads of the reference.")
 def main(**options: Any) -> None:
     """Exits with 1 on a difference, or when some outcome of a round never occurred."""
-    path = options["prompts"]
-    questions = spread(read_questions(path) if path else own_questions(), options["limit"])
+    questions = choose_questions(options["prompts"], options["limit"])
     target = Target(options["target"], options["threads"], Path("~/.cache/paceline").expanduser())
     console = Console(stderr=True)
     references = list(

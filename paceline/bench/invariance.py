@@ -22,16 +22,17 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from paceline.bench.prompts import own_questions, read_questions, spread
+from paceline.bench.measure import tokenize
+from paceline.bench.prompts import Question
 from paceline.cli.client import (
     Generation,
     GenerationOptions,
     Stub,
-    chat_prompt,
     connect,
     generate,
     ids_prompt,
 )
+from paceline.cli.options import choose_questions, prompts_option
 from paceline.cli.process import StartError
 from paceline.cli.stack import Stack, StackOptions
 from paceline.serving.channels import open_channel
@@ -191,15 +192,16 @@ def table_of(findings: Sequence[Finding]) -> Table:
     return grid
 
 
-async def measure(stack: Stack, address: str, runs: Runs, texts: Sequence[str]) -> list[Finding]:
+async def measure(
+    stack: Stack, address: str, runs: Runs, questions: Sequence[Question]
+) -> list[Finding]:
     """Runs every way on a stack that was just started."""
     async with connect(address) as gateway:
         acts: dict[str, Act] = {
             VERIFY_KILLED: partial(_kill_verifier, stack, gateway),
             DRAFT_KILLED: partial(_kill_drafter, stack, gateway),
         }
-        requests = [gateway_pb2.TokenizeRequest(prompt=chat_prompt([("user", t)])) for t in texts]
-        prompts = [(await gateway.Tokenize(request)).token_ids for request in requests]
+        prompts = [prompt.token_ids for prompt in await tokenize(gateway, questions)]
         runner = Runner(gateway, prompts, runs.options)
         expected = await runner.run(PLAIN, _nothing)
         findings = []
@@ -242,7 +244,7 @@ async def _nothing() -> None:
     """Nothing goes wrong."""
 
 
-async def _run(runs: Runs, texts: Sequence[str]) -> list[Finding]:
+async def _run(runs: Runs, questions: Sequence[Question]) -> list[Finding]:
     console, task = Console(stderr=True), asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -252,7 +254,7 @@ async def _run(runs: Runs, texts: Sequence[str]) -> list[Finding]:
         on_line=lambda name, line: None,
     )
     try:
-        return await measure(stack, await stack.start(), runs, texts)
+        return await measure(stack, await stack.start(), runs, questions)
     except StartError:
         stack.kill()
         raise
@@ -261,7 +263,7 @@ async def _run(runs: Runs, texts: Sequence[str]) -> list[Finding]:
 
 
 @click.command()
-@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="Spec-Bench lines.")
+@prompts_option
 @click.option("--limit", type=int, default=30, show_default=True, help="Prompts, by category.")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Output of each.")
 @click.option("--target", default="smollm2", show_default=True, help="The target's name.")
@@ -270,14 +272,14 @@ async def _run(runs: Runs, texts: Sequence[str]) -> list[Finding]:
 @click.option("--seed", type=int, default=7, show_default=True, help="Seed of every generation.")
 def main(prompts: Path | None, limit: int, **options: Any) -> None:
     """Exits with 1 where an id differs in exact mode, or where a way shows nothing."""
-    questions = spread(read_questions(prompts) if prompts else own_questions(), limit)
+    questions = choose_questions(prompts, limit)
     models = {name: options[name] for name in ("target", "draft", "exact")}
     asked = {name: options[name] for name in ("max_tokens", "seed")}
     runs = Runs(
         StackOptions(**models, gateway_port=0, verify_replicas=2),
         GenerationOptions(**asked, temperature=0.8, top_p=0.95, ignore_eos=True),
     )
-    findings = asyncio.run(_run(runs, [question.text for question in questions]))
+    findings = asyncio.run(_run(runs, questions))
     Console(width=120).print(table_of(findings))
     unclear = [one.way for one in findings if not one.is_conclusive]
     for way in unclear:

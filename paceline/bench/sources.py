@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,10 +20,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from paceline.bench.prompts import Question, own_questions, read_questions, spread
+from paceline.bench.prompts import Question
 from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.cli.client import GenerationOptions, connect
-from paceline.cli.options import address_option
+from paceline.cli.options import address_option, choose_questions, prompts_option
 from paceline.v1 import gateway_pb2
 
 WAYS = {
@@ -110,7 +109,7 @@ async def measure_sources(
 
 @click.command()
 @address_option
-@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="Spec-Bench lines.")
+@prompts_option
 @click.option("--limit", type=click.IntRange(1), default=13, show_default=True, help="Prompts.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Output.")
 @click.option("--num-draft-tokens", type=click.IntRange(1), default=4, show_default=True)
@@ -118,8 +117,7 @@ async def measure_sources(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def main(names: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Prints the table; exits with 1 where an output differs from plain decoding's."""
-    path = options["prompts"]
-    questions = spread(read_questions(path) if path else own_questions(), options["limit"])
+    questions = choose_questions(options["prompts"], options["limit"])
     rows = asyncio.run(measure_sources(questions, options, names))
     if as_json:
         click.echo(json.dumps(rows))

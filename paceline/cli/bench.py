@@ -20,11 +20,11 @@ from paceline.bench.measure import ServedRow, able, measure, tokenize, turns, wa
 from paceline.bench.peers import PeerSettings, load_peers
 from paceline.bench.plot import plot
 from paceline.bench.processes import find_processes
-from paceline.bench.prompts import Question, own_questions, read_questions, spread
+from paceline.bench.prompts import Question
 from paceline.bench.report import as_json, memory_table, tables
 from paceline.bench.runs import Prompt, Row
 from paceline.cli.client import GenerationOptions, Stub, connect
-from paceline.cli.options import DraftLength, address_option
+from paceline.cli.options import DraftLength, address_option, choose_questions, prompts_option
 from paceline.cli.stack import num_cores
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2
@@ -32,18 +32,12 @@ from paceline.v1 import gateway_pb2
 CACHE_DIR = Path("~/.cache/paceline").expanduser()
 PACKAGES = ("paceline", "torch", "transformers", "xllamacpp")
 TIERS = {gateway_pb2.TIER_DRAFT: "draft", gateway_pb2.TIER_VERIFY: "verify"}
-_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 _at_least_one = click.IntRange(min=1)
 
 
 @click.command()
 @address_option
-@click.option(
-    "--prompts",
-    type=_file,
-    show_default="prompts of the project",
-    help="Prompts, one JSON object a line: question_id, category, turns (the first is used).",
-)
+@prompts_option
 @click.option(
     "--limit",
     type=_at_least_one,
@@ -84,12 +78,7 @@ _at_least_one = click.IntRange(min=1)
 @click.option("--json", "out", type=click.Path(path_type=Path), help="File for JSON; plot beside.")
 def bench(**options: Any) -> None:
     """Measures plain and speculative decoding of the same prompts, interleaved."""
-    path, limit = options["prompts"], options["limit"]
-    try:
-        questions = read_questions(path) if path else own_questions()
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--prompts") from None
-    run(_bench(spread(questions, limit or len(questions)), options))
+    run(_bench(choose_questions(options["prompts"], options["limit"]), options))
 
 
 async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
+from paceline.bench.prompts import Question, own_questions, read_questions, spread
 from paceline.cli.client import RULE_NAMES, GenerationOptions
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -65,6 +67,29 @@ def address_option(command: _Command) -> _Command:
         envvar="PACELINE_ADDRESS",
         help="HOST:PORT of the gateway.",
     )(command)
+
+
+def prompts_option(command: _Command) -> _Command:
+    """Adds `--prompts`, which `choose_questions` reads."""
+    return click.option(
+        "--prompts",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        show_default="prompts of the project",
+        help="Prompts, one JSON object a line: question_id, category, turns (the first is used).",
+    )(command)
+
+
+def choose_questions(path: Path | None, limit: int | None) -> list[Question]:
+    """The questions of a file, or the project's own; `limit` of them, spread over the categories.
+
+    Raises:
+        click.BadParameter: a line of the file is malformed; it is named.
+    """
+    try:
+        questions = read_questions(path) if path else own_questions()
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--prompts") from None
+    return spread(questions, len(questions) if limit is None else limit)
 
 
 def json_option(command: _Command) -> _Command:

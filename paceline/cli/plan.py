@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +19,7 @@ from rich.table import Table
 
 from paceline.bench.measure_sheet import Measured, measure_sheet, num_runs
 from paceline.bench.memory import describe_memory
-from paceline.bench.prompts import Question, own_questions, read_questions, spread
+from paceline.bench.prompts import Question
 from paceline.bench.sheet import (
     Prediction,
     Prices,
@@ -32,7 +31,7 @@ from paceline.bench.sheet import (
     warnings,
 )
 from paceline.cli.client import GenerationOptions, connect
-from paceline.cli.options import address_option, json_option
+from paceline.cli.options import address_option, choose_questions, json_option, prompts_option
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2
 
@@ -41,12 +40,7 @@ _price = click.FloatRange(min=0.0)
 
 @click.command()
 @address_option
-@click.option(
-    "--prompts",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    show_default="prompts of the project",
-    help="Your prompts, one JSON object a line: question_id, category, turns (the first is used).",
-)
+@prompts_option
 @click.option("--limit", type=click.IntRange(min=1), default=6, help="Number of prompts.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=64, help="Longest output.")
 @click.option("--temperature", type=float, default=0.0, help="0 is greedy.")
@@ -59,12 +53,8 @@ def plan(as_json: bool, **options: Any) -> None:
 
     The services must be running and otherwise idle.
     """
-    path = options["prompts"]
-    try:
-        questions = read_questions(path) if path else own_questions()
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--prompts") from None
-    measured, models = run(_measure(spread(questions, options["limit"]), options))
+    questions = choose_questions(options["prompts"], options["limit"])
+    measured, models = run(_measure(questions, options))
     if not measured.plain.rounds:
         raise click.ClickException("every output ends with its first token: nothing to measure")
     if not measured.sheet.sources:

@@ -20,7 +20,7 @@ from paceline.engine.model_files import ModelFiles
 from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.model_source import INT8_PREFIX, find_source
 from paceline.engine.step import ModelRunner
-from paceline.engine.table_model import TableModel
+from paceline.engine.table_model import TABLE_PREFIX, TableModel
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ModelIdentity
 
@@ -40,7 +40,7 @@ def read_target(
         InvalidArgument: it is not one that drafts are distilled from.
         FailedPrecondition: its files do not fit, or its architecture is not served.
     """
-    if name.startswith(models.TABLE_PREFIX):
+    if name.startswith(TABLE_PREFIX):
         raise InvalidArgument("target", "a table has no layers that a draft could be made of")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -14,12 +14,11 @@ from pathlib import Path
 from paceline.engine import tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.model_source import find_source
-from paceline.engine.table_model import load_table
+from paceline.engine.table_model import TABLE_PREFIX, load_table
 from paceline.engine.table_tokenizer import build_tokenizer
 from paceline.errors import FailedPrecondition
 from paceline.records import ModelIdentity
 
-_TABLE_PREFIX = "table:"
 _UNLIMITED = 2**31 - 1
 
 
@@ -63,8 +62,8 @@ def read_tokens(
     Raises:
         NotFound, InvalidArgument, FailedPrecondition: As `models.load`.
     """
-    if name.startswith(_TABLE_PREFIX):
-        table = load_table(Path(name.removeprefix(_TABLE_PREFIX)))
+    if name.startswith(TABLE_PREFIX):
+        table = load_table(Path(name.removeprefix(TABLE_PREFIX)))
         tokenizer = build_tokenizer(table)
         ends: tuple[int, ...] = () if table.eos_token_id is None else (table.eos_token_id,)
     else:

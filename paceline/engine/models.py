@@ -31,12 +31,11 @@ from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
 from paceline.engine.model_source import INT8_PER_ROW, find_source
 from paceline.engine.quantization import quantize_int8_per_row
-from paceline.engine.table_model import TableModel, load_table
+from paceline.engine.table_model import TABLE_PREFIX, TableModel, load_table
 from paceline.engine.table_tokenizer import build_tokenizer
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ModelIdentity
 
-TABLE_PREFIX = "table:"
 _TABLE_MAX_LENGTH = 4096
 _TABLE_KV_BYTES = 8
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

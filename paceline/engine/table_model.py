@@ -19,6 +19,8 @@ import torch
 from paceline.engine.step import Span, Step
 from paceline.errors import InvalidArgument, NotFound
 
+TABLE_PREFIX = "table:"
+"""Before the file, where a model is named."""
 _KEYS = frozenset({"alphabet", "eos", "default", "suffixes", "positions"})
 _SUM_TOLERANCE = 1e-9
 

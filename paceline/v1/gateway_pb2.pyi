@@ -38,7 +38,7 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     TOKEN_ORIGIN_PLAIN: _TokenOrigin.ValueType  # 4
     """Drawn by the target without a proposal."""
     TOKEN_ORIGIN_FORCED: _TokenOrigin.ValueType  # 5
-    """The only token that the constraint allowed."""
+    """Never sent: a token that a constraint forces comes as a draft token, or as the target's own."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where a committed token came from."""
@@ -54,7 +54,7 @@ TOKEN_ORIGIN_BONUS: TokenOrigin.ValueType  # 3
 TOKEN_ORIGIN_PLAIN: TokenOrigin.ValueType  # 4
 """Drawn by the target without a proposal."""
 TOKEN_ORIGIN_FORCED: TokenOrigin.ValueType  # 5
-"""The only token that the constraint allowed."""
+"""Never sent: a token that a constraint forces comes as a draft token, or as the target's own."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _FinishReason:

@@ -121,7 +121,7 @@ async def test_prompts_are_generated_in_one_way(counting: Any, concurrency: int)
 async def test_a_resumed_way_begins_with_the_expected_ids(counting: Any) -> None:
     """They are sent as committed, and are part of what is compared."""
     gateway, stub = counting
-    runner = Runner(stub, [[1], [2]], replace(OPTIONS, max_tokens=8))
+    runner = Runner(stub, [[1], [2]], replace(OPTIONS, max_tokens=16))
     expected = [generation(7, 8, 9), generation(5, 6, 7)]
     found = await runner.run(Way("ngram", None, 2, RESUMED), Act(), expected)
     assert {(7, 8), (5, 6)} == {tuple(r.committed_token_ids) for r in gateway.requests}

@@ -14,6 +14,7 @@ import structlog
 
 from gateway.config import GatewayConfig
 from gateway.service import GatewayService
+from paceline.bench.arms import read_lines
 from paceline.serving.config import load
 from paceline.serving.endpoints import Gate, add_endpoints
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
@@ -197,6 +198,10 @@ async def test_arms_differ_in_speed_only(servers: Servers, start: Start) -> None
     for line in told.values():
         assert (line["arm"] == "plain") == (line["drafted"] == 0)
         assert 16 == len(line["ab_unit"])
+    read = read_lines(json.dumps(line) for line in told.values())  # as `paceline ab` does
+    assert {(line["ab_unit"], 9) for line in told.values()} == {
+        (one.unit, one.num_tokens) for one in read
+    }
     counts = values(service, "paceline_generations_total")
     assert 12 == counts["control", "LENGTH"] + counts["plain", "LENGTH"]
     drafted = values(service, "paceline_drafted_tokens_total")
