@@ -32,7 +32,7 @@ class Arm(BaseModel):
     )
     draft_length: str = Field(
         default="",
-        pattern=r"^(|window|fixed:\d{1,2})$",
+        pattern=r"^(|window|cost|fixed:\d{1,2})$",
         description="length instead of the service's; fixed:0 is plain decoding",
     )
 

@@ -32,8 +32,9 @@ class GatewayConfig(ServerConfig):
     )
     draft_length: str = Field(
         "window",
-        pattern=r"^(window|fixed:\d{1,3})$",
-        description="length of proposals: window adapts it, fixed:N pins it",
+        pattern=r"^(window|cost|fixed:\d{1,3})$",
+        description="length of proposals: window adapts it to acceptance, cost also to measured "
+        "times and load, fixed:N pins it",
     )
     max_draft_tokens: int = Field(
         10, ge=0, le=64, description="longest proposal, in tokens, unless a request pins it"

@@ -1,15 +1,60 @@
 """How many draft tokens the next proposal gets: one small object per session.
 
-A policy is pure and replayable: its answer depends on the verdicts it was shown and on nothing
-else, in particular not on a drafted value that was not yet verified (which would bias the output)
-and not on time. It does not know budgets or tier limits, which the round applies, nor how other
-sessions fare, from which `watch.py` caps it.
+A policy is pure and replayable: its answer depends on finished rounds and on nothing else, in
+particular not on a drafted value (which would bias the output) and not on a clock of its own. It
+does not know budgets or tier limits, which the round applies, nor how other sessions fare, from
+which `watch.py` caps it. The policy that weighs costs is in `cost_length.py`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
+
+from paceline.records import Proposal, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRound:
+    """One round in counts and seconds: what may decide on later ones."""
+
+    num_asked: int
+    num_drafted: int = 0
+    num_accepted: int = 0
+    round_s: float = 0.0
+    draft_s: float = 0.0
+    """On the draft tier, queueing included."""
+    verify_s: float = 0.0
+    """On the verify tier, queueing included."""
+    num_rows: int = 0
+    """Of the target's step, those of other sessions included; 0 where it is not told."""
+    num_open_sessions: int = 0
+    """Of the target's replica; 0 where it is not told."""
+
+    @classmethod
+    def of(
+        cls, proposal: Proposal, verdict: Verdict, num_asked: int, round_s: float
+    ) -> FinishedRound:
+        """What may be known of a round, for which `num_asked` draft tokens were asked."""
+        return cls(
+            num_asked=num_asked,
+            num_drafted=len(proposal.token_ids),
+            num_accepted=verdict.num_accepted,
+            round_s=round_s,
+            draft_s=proposal.draft_s,
+            verify_s=verdict.queue_s + verdict.forward_s,
+            num_rows=verdict.load.num_rows,
+            num_open_sessions=verdict.load.num_open_sessions,
+        )
+
+    @property
+    def num_sharing(self) -> float:
+        """Sessions that shared the step, if each had as many rows; at least 1."""
+        sharing = self.num_rows / (self.num_drafted + 1)
+        if self.num_open_sessions:  # rows of a prompt, or of longer proposals, are no sessions
+            sharing = min(sharing, self.num_open_sessions)
+        return max(1.0, sharing)
 
 
 class DraftLengthPolicy(Protocol):
@@ -19,8 +64,8 @@ class DraftLengthPolicy(Protocol):
     def num_draft_tokens(self) -> int:
         """Length wanted for the next proposal, at least 0."""
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """Takes in the outcome of one round with `num_drafted` >= 1 draft tokens."""
+    def observe(self, finished: FinishedRound) -> None:
+        """Takes in one round that is not the first of its generation."""
 
 
 class FixedLength:
@@ -34,7 +79,7 @@ class FixedLength:
         """The pinned length."""
         return self._num_draft_tokens
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, finished: FinishedRound) -> None:
         """Learns nothing."""
 
 
@@ -67,9 +112,11 @@ class WindowLength:
         """The length decided on."""
         return self._length
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, finished: FinishedRound) -> None:
         """Takes in one round, and moves the length by at most one."""
-        self._outcomes.append((num_drafted, num_accepted))
+        if not finished.num_drafted:
+            return
+        self._outcomes.append((finished.num_drafted, finished.num_accepted))
         if len(self._outcomes) < self.ENOUGH:
             return
         drafted = sum(outcome[0] for outcome in self._outcomes)

@@ -6,19 +6,21 @@ Whatever ends it ends both sessions at once. It does not know how requests come 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from gateway import events
 from gateway.commit import Committer
 from gateway.config import GatewayConfig
+from gateway.cost_length import CostLength
 from gateway.draft_length import DraftLengthPolicy, FixedLength, WindowLength
 from gateway.drafter_session import DraftChoice, DrafterSession
 from gateway.pairing import NO_DRAFT
 from gateway.record import Observers, Record, Sessions
 from gateway.request import Generation
 from gateway.round import run_rounds
+from gateway.round_times import RoundTimes
 from gateway.tiers import Target, Tiers
 from gateway.verifier_session import VerifierBounds, VerifierSession
 from paceline.errors import PacelineError
@@ -55,8 +57,10 @@ async def run_generation(
     call = replace(call, traceparent=span.traceparent)
     sessions = _open_sessions(generation, target, tiers, config, call)
     record = Record(generation, sessions, observers, span, call.arrived_s)
-    policy = observers.watch.limited(
-        choose_policy(generation, config), lambda: sessions.drafter.source
+    watch = observers.watch
+    policy = watch.limited(
+        choose_policy(generation, config, lambda: watch.times(sessions.drafter.source)),
+        lambda: sessions.drafter.source,
     )
     try:
         rounds = run_rounds(
@@ -88,8 +92,13 @@ async def run_generation(
         span.end(sys.exception())
 
 
-def choose_policy(generation: Generation, config: GatewayConfig) -> DraftLengthPolicy:
-    """The draft length policy of one generation: the client's pin, or the service's setting."""
+def choose_policy(
+    generation: Generation, config: GatewayConfig, times: Callable[[], RoundTimes | None]
+) -> DraftLengthPolicy:
+    """The draft length policy of one generation: the client's pin, or the service's setting.
+
+    `times` are those of the draft source in use, None before there is one.
+    """
     if generation.num_draft_tokens is not None:
         return FixedLength(generation.num_draft_tokens)
     longest = config.max_draft_tokens
@@ -98,7 +107,7 @@ def choose_policy(generation: Generation, config: GatewayConfig) -> DraftLengthP
     kind, _, pinned = (generation.draft_length or config.draft_length).partition(":")
     if kind == "fixed":
         return FixedLength(min(longest, int(pinned)))
-    return WindowLength(longest)
+    return CostLength(longest, times) if kind == "cost" else WindowLength(longest)
 
 
 def _open_sessions(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.commit import Committed, Committer
-from gateway.draft_length import DraftLengthPolicy
+from gateway.draft_length import DraftLengthPolicy, FinishedRound
 from paceline.errors import InvalidArgument
 from paceline.records import Advance, Proposal, Verdict
 
@@ -98,9 +98,10 @@ async def run_rounds(
     while True:
         proposal, verdict = await _verify(pair, proposal)
         committed = committer.commit(proposal, verdict)
-        observer.observe(proposal, verdict, length, time.perf_counter() - started_s)
-        if proposal.token_ids:
-            policy.observe(len(proposal.token_ids), verdict.num_accepted)
+        round_s = time.perf_counter() - started_s
+        observer.observe(proposal, verdict, length, round_s)
+        if proposal.round > 1:  # the first opens the streams and runs the prompt
+            policy.observe(FinishedRound.of(proposal, verdict, length, round_s))
         if committed.finish_reason is not None:
             yield committed
             return

@@ -2,27 +2,26 @@
 
 Per source it looks at finished rounds alone: what was asked for, drafted and accepted, and how long
 the round took. What a dropped draft token was is never looked at, so the law of the output is not
-touched. It knows no sessions, and a length that a client or a setting pins is not its business.
+touched. It knows no sessions. A length that a client or a setting pins is not its business, and
+one that weighs its own costs needs no cap; it reads the times that are kept here.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
-from gateway.draft_length import DraftLengthPolicy, FixedLength
+from gateway.draft_length import DraftLengthPolicy, FinishedRound, WindowLength
 from gateway.metrics import GatewayMetrics
+from gateway.round_times import PLAIN_PERIOD, RoundTimes
 
 ENOUGH_ROUNDS = 100
 """Rounds that a judgement of a source rests on, of the time since its cap last moved."""
 ENOUGH_PROBES = 20
 """The same while only probes draft."""
 ENOUGH_PLAIN = 8
-PLAIN_PERIOD = 64
-"""One round in so many is plain while a source drafts: what it is compared with."""
 PROBE_PERIOD = 32
 """One round in so many drafts while a source is found to cost more than it gives."""
 PROBE_LENGTH = 2
@@ -31,19 +30,12 @@ FASTER = 1.05
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Round:
-    num_asked: int
-    num_drafted: int
-    num_accepted: int
-    duration_s: float
-
-
 class Pool:
     """The rounds of one source, and the cap that follows from them."""
 
     def __init__(self) -> None:
-        self.rounds: deque[_Round] = deque(maxlen=2 * ENOUGH_ROUNDS)
+        self.times = RoundTimes()
+        self.rounds: deque[FinishedRound] = deque(maxlen=2 * ENOUGH_ROUNDS)
         """Of those that asked for draft tokens, the last ones since the cap moved."""
         self.cap: int | None = None
         """Longest proposal of an adapted length; None leaves it to the session."""
@@ -76,7 +68,7 @@ class Pool:
     def token_s(self) -> float:
         """Seconds per token of the rounds that asked for draft tokens, fallbacks among them."""
         num_tokens = sum(r.num_accepted + 1 for r in self.rounds)
-        return sum(r.duration_s for r in self.rounds) / num_tokens
+        return sum(r.round_s for r in self.rounds) / num_tokens
 
     def move(self, *, is_slower: bool, is_faster: bool, is_poor: bool) -> None:
         """Moves the cap after a judgement; a moved one starts from no evidence."""
@@ -108,23 +100,24 @@ class Watch:
         return self._pools.setdefault(source, Pool())
 
     def limited(self, policy: DraftLengthPolicy, source: Callable[[], str]) -> DraftLengthPolicy:
-        """A policy under the cap of the source in use; a pinned one as it is."""
-        if isinstance(policy, FixedLength):
-            return policy
-        return _LimitedLength(policy, self, source)
+        """A policy that knows no times under the cap of the source in use; others as they are."""
+        return _LimitedLength(policy, self, source) if isinstance(policy, WindowLength) else policy
 
-    def observe(
-        self, source: str, num_asked: int, num_drafted: int, num_accepted: int, round_s: float
-    ) -> None:
+    def times(self, source: str) -> RoundTimes | None:
+        """How long rounds with a source take; None while there is no source."""
+        return self.pool(source).times if source else None
+
+    def observe(self, source: str, finished: FinishedRound) -> None:
         """Takes in one round that is not the first of its generation."""
-        if num_asked == 0:
-            self._plain_s.append(round_s)
+        if finished.num_asked == 0:
+            self._plain_s.append(finished.round_s)
         if not source:
             return
         pool = self.pool(source)
         pool.num_rounds += 1
-        if num_asked:
-            pool.rounds.append(_Round(num_asked, num_drafted, num_accepted, round_s))
+        pool.times.observe(finished)
+        if finished.num_asked:
+            pool.rounds.append(finished)
             pool.num_judged += 1
             if pool.is_due:
                 self._judge(source, pool)
@@ -173,6 +166,6 @@ class _LimitedLength:
         wanted, source = self._policy.num_draft_tokens, self._source()
         return self._watch.pool(source).limit(wanted) if source else wanted
 
-    def observe(self, num_drafted: int, num_accepted: int) -> None:
+    def observe(self, finished: FinishedRound) -> None:
         """Takes in one round."""
-        self._policy.observe(num_drafted, num_accepted)
+        self._policy.observe(finished)

@@ -7,8 +7,9 @@ one token plus every draft token that survives. It knows no clock, no service an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from paceline.speed_model import expected_tokens, round_s
 
 MIN_STEP_RATIO = 3.0
 """A draft that is less than this much faster than the target seldom pays."""
@@ -91,12 +92,7 @@ def verify_s(sheet: Sheet, num_draft_tokens: int) -> float:
 
 def plain_s(sheet: Sheet) -> float:
     """A token of plain decoding in seconds."""
-    return sheet.round_trip_s + verify_s(sheet, 0)
-
-
-def expected_tokens(survival: Sequence[float], num_draft_tokens: int) -> float:
-    """Tokens that a round commits: 1 + the survival of each place."""
-    return 1.0 + sum(survival[:num_draft_tokens])
+    return round_s(0, 0.0, sheet.round_trip_s, verify_s(sheet, 0))
 
 
 def predict(
@@ -106,7 +102,8 @@ def predict(
     k, target_s = num_draft_tokens, verify_s(sheet, num_draft_tokens)
     drafting_s = k * source.draft_s
     tokens = expected_tokens(source.survival, k)
-    round_s = drafting_s + source.round_trip_s + sheet.round_trip_s + target_s
+    round_trips_s = source.round_trip_s + sheet.round_trip_s
+    duration_s = round_s(k, source.draft_s, round_trips_s, target_s)
     # A table has a block of k for each number of accepted tokens, 0 to k.
     table_s = source.round_trip_s + (k + 1) * drafting_s
     overlapped_s = max(sheet.round_trip_s + target_s, table_s)
@@ -115,20 +112,20 @@ def predict(
         source=source.name,
         num_draft_tokens=k,
         tokens_per_round=tokens,
-        round_s=round_s,
-        speedup=_speedup(sheet, source.coverage, tokens, round_s),
+        round_s=duration_s,
+        speedup=_speedup(sheet, source.coverage, tokens, duration_s),
         overlapped_speedup=_speedup(sheet, source.coverage, tokens, overlapped_s),
-        break_even=break_even(k, round_s / plain_s(sheet)),
+        break_even=break_even(k, duration_s / plain_s(sheet)),
         drafts_per_target=drafting_s / target_s,
         cost_per_million=busy_s / 3600 / tokens * 1e6,
     )
 
 
-def _speedup(sheet: Sheet, coverage: float, tokens: float, round_s: float) -> float:
+def _speedup(sheet: Sheet, coverage: float, tokens: float, duration_s: float) -> float:
     """Rounds in which the source is silent are plain ones."""
     plain = plain_s(sheet)
     committed = coverage * tokens + 1.0 - coverage
-    return plain * committed / (coverage * round_s + (1.0 - coverage) * plain)
+    return plain * committed / (coverage * duration_s + (1.0 - coverage) * plain)
 
 
 def break_even(num_draft_tokens: int, round_ratio: float) -> float:

@@ -13,7 +13,6 @@ from paceline.bench.sheet import (
     SourceSheet,
     acceptance_rate,
     break_even,
-    expected_tokens,
     plain_cost_per_million,
     plain_s,
     predict,
@@ -21,6 +20,7 @@ from paceline.bench.sheet import (
     verify_s,
     warnings,
 )
+from paceline.speed_model import expected_tokens
 
 DRAFT = SourceSheet("small", draft_s=0.01, round_trip_s=0.002, survival=(0.8, 0.5, 0.2, 0.1))
 SHEET = Sheet(

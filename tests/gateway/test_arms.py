@@ -11,9 +11,11 @@ import pytest
 from gateway.arms import CONTROL, Arm, assign, unit
 from gateway.commit import Ending
 from gateway.config import GatewayConfig
+from gateway.cost_length import CostLength
 from gateway.draft_length import FixedLength, WindowLength
 from gateway.generation import choose_policy
 from gateway.request import Generation
+from gateway.round_times import RoundTimes
 from paceline.records import SamplingParams, SessionSpec, VerificationRule
 from paceline.serving.config import load
 
@@ -86,7 +88,9 @@ def test_the_length_of_an_arm_goes_before_the_service(
     service: str, arm: str, expected: int
 ) -> None:
     """An arm without one runs with the service's."""
-    policy = choose_policy(generation(draft_length=arm), config("--draft-length", service))
+    policy = choose_policy(
+        generation(draft_length=arm), config("--draft-length", service), RoundTimes
+    )
     assert expected == policy.num_draft_tokens
     assert isinstance(policy, WindowLength if expected == WindowLength.START else FixedLength)
 

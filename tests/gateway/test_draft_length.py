@@ -7,14 +7,19 @@ import random
 
 import pytest
 
-from gateway.draft_length import DraftLengthPolicy, FixedLength, WindowLength
+from gateway.draft_length import DraftLengthPolicy, FinishedRound, FixedLength, WindowLength
+
+
+def finished(num_drafted: int, num_accepted: int) -> FinishedRound:
+    """A round whose times do not matter."""
+    return FinishedRound(num_drafted, num_drafted, num_accepted)
 
 
 def lengths(policy: DraftLengthPolicy, outcomes: list[tuple[int, int]]) -> list[int]:
     """The length decided on after each outcome."""
     decided = []
     for outcome in outcomes:
-        policy.observe(*outcome)
+        policy.observe(finished(*outcome))
         decided.append(policy.num_draft_tokens)
     return decided
 
@@ -49,7 +54,7 @@ def test_noise_around_the_pivot_does_not_swing() -> None:
     decided = []
     for _ in range(200):
         length = policy.num_draft_tokens
-        policy.observe(length, sum(draws.random() < 0.7 for _ in range(length)))
+        policy.observe(finished(length, sum(draws.random() < 0.7 for _ in range(length))))
         decided.append(policy.num_draft_tokens)
     assert num_changes(decided) <= 20
 

@@ -9,13 +9,13 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from gateway.draft_length import FixedLength, WindowLength
+from gateway.draft_length import FinishedRound, FixedLength, WindowLength
 from gateway.metrics import GatewayMetrics
+from gateway.round_times import PLAIN_PERIOD
 from gateway.watch import (
     ENOUGH_PLAIN,
     ENOUGH_PROBES,
     ENOUGH_ROUNDS,
-    PLAIN_PERIOD,
     PROBE_LENGTH,
     PROBE_PERIOD,
     Watch,
@@ -35,7 +35,7 @@ class Scene:
     def plain(self, count: int = ENOUGH_PLAIN, round_s: float = PLAIN_S) -> None:
         """Rounds of generations without a draft."""
         for _ in range(count):
-            self.watch.observe("", 0, 0, 0, round_s)
+            self.watch.observe("", FinishedRound(0, round_s=round_s))
 
     def run(self, count: int, acceptance: float, drafted_s: float) -> list[int]:
         """Rounds of a session as the loop runs them; gives the lengths asked for."""
@@ -45,9 +45,9 @@ class Scene:
             num_accepted = round(length * acceptance + 0.49 * ((number % 3) - 1)) if length else 0
             num_accepted = min(length, max(0, num_accepted))
             round_s = drafted_s if length else PLAIN_S
-            self.watch.observe("draft", length, length, num_accepted, round_s)
-            if length:
-                self.policy.observe(length, num_accepted)
+            finished = FinishedRound(length, length, num_accepted, round_s)
+            self.watch.observe("draft", finished)
+            self.policy.observe(finished)
             asked.append(length)
         return asked
 
@@ -85,7 +85,7 @@ def test_the_estimate_is_plain_time_over_time_per_token() -> None:
     scene = Scene()
     scene.plain()
     for _ in range(ENOUGH_ROUNDS):
-        scene.watch.observe("draft", 4, 4, 4, 0.020)
+        scene.watch.observe("draft", FinishedRound(4, 4, 4, 0.020))
     speedup = scene.watch.speedup("draft")
     assert speedup is not None
     assert math.isclose(2.5, speedup)
@@ -96,7 +96,7 @@ def test_it_is_not_known_without_plain_rounds() -> None:
     """Too few of them say nothing."""
     scene = Scene()
     scene.plain(ENOUGH_PLAIN - 1)
-    scene.watch.observe("draft", 4, 4, 4, 0.020)
+    scene.watch.observe("draft", FinishedRound(4, 4, 4, 0.020))
     assert None is scene.watch.speedup("draft")
     assert None is scene.watch.speedup("another")
 
@@ -144,7 +144,7 @@ def test_poor_acceptance_is_warned_of(lines: Any) -> None:
     """Under the bound, without a word on speed: shorter proposals, and never none."""
     scene = Scene()
     for _ in range(10 * ENOUGH_ROUNDS):  # every round drafts: no plain one to compare with
-        scene.watch.observe("draft", 4, 4, 1, 0.010)
+        scene.watch.observe("draft", FinishedRound(4, 4, 1, 0.010))
     assert ["acceptance"] == lines[0]["found"]
     assert 2 == scene.cap
     assert 1.0 == scene.value("paceline_speculation_warnings_total", reason="acceptance")
@@ -155,7 +155,7 @@ def test_poor_acceptance_that_is_faster_all_the_same_keeps_its_length(lines: Any
     scene = Scene()
     scene.plain()
     for _ in range(4 * ENOUGH_ROUNDS):
-        scene.watch.observe("draft", 8, 8, 3, 0.012)
+        scene.watch.observe("draft", FinishedRound(8, 8, 3, 0.012))
     assert None is scene.cap
     assert [["acceptance"]] == [line["found"] for line in lines]
 
@@ -165,7 +165,7 @@ def test_fallbacks_cost_their_source(lines: Any) -> None:
     scene = Scene()
     scene.plain()
     for _ in range(ENOUGH_ROUNDS):
-        scene.watch.observe("draft", 4, 0, 0, 5.0)
+        scene.watch.observe("draft", FinishedRound(4, 0, 0, 5.0))
     speedup = scene.value("paceline_speculation_speedup")
     assert speedup is not None
     assert math.isclose(PLAIN_S / 5.0, speedup)
@@ -198,8 +198,8 @@ def test_sources_are_judged_apart() -> None:
     scene = Scene()
     scene.plain()
     for _ in range(ENOUGH_ROUNDS):
-        scene.watch.observe("slow", 4, 4, 0, 1.0)
-        scene.watch.observe("fast", 4, 4, 4, 0.01)
+        scene.watch.observe("slow", FinishedRound(4, 4, 0, 1.0))
+        scene.watch.observe("fast", FinishedRound(4, 4, 4, 0.01))
     assert 2 == scene.watch.pool("slow").cap
     assert None is scene.watch.pool("fast").cap
 

@@ -1,0 +1,113 @@
+"""How long rounds with one draft source take, by their proposal length and the verifier's load.
+
+Learnt from finished rounds of all sessions, since times belong to machines. It does not know what
+is accepted, which belongs to a text, and decides nothing but when a plain round is due.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from gateway.draft_length import FinishedRound
+from paceline.speed_model import round_s
+
+PLAIN_PERIOD = 64
+"""At least one round in so many is plain, the first among them, to hold drafting against."""
+_REMEMBERED = 16
+"""Rounds of each kind whose median is what is typical."""
+_LEAST_S = 1e-9
+"""No step is faster."""
+
+
+class Line:
+    """Seconds of the verify tier over the rows of a step: least squares, with forgetting.
+
+    Where rows hardly vary there is no slope to be seen, and it leans to half of the step growing
+    with its rows.
+    """
+
+    FORGETTING = 1 - 1 / 128
+    GROWING = 0.5
+    FIRMNESS = 0.04
+    """Weight of that belief, in squares of the mean number of rows."""
+
+    def __init__(self) -> None:
+        self._weight = self._rows = self._seconds = self._squares = self._products = 0.0
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Takes in one step."""
+        keep = self.FORGETTING
+        self._weight = keep * self._weight + 1
+        self._rows = keep * self._rows + num_rows
+        self._seconds = keep * self._seconds + seconds
+        self._squares = keep * self._squares + num_rows * num_rows
+        self._products = keep * self._products + num_rows * seconds
+
+    def at(self, num_rows: float) -> float:
+        """Seconds of a step of so many rows; more than 0."""
+        if not self._seconds:
+            return _LEAST_S
+        rows, seconds = self._rows / self._weight, self._seconds / self._weight
+        varied = self._squares - self._weight * rows * rows
+        together = self._products - self._weight * rows * seconds
+        firmness = self.FIRMNESS * rows * rows
+        slope = (together + firmness * self.GROWING * seconds / rows) / (varied + firmness)
+        # Rows never save time, and there is no step that costs less than nothing without them.
+        slope = min(max(0.0, slope), seconds / rows)
+        return max(_LEAST_S, seconds + slope * (num_rows - rows))
+
+
+class RoundTimes:
+    """Of one draft source."""
+
+    def __init__(self) -> None:
+        self.verify = Line()
+        self._num_rounds = self._num_plain = 0
+        self._draft_s: deque[float] = deque(maxlen=_REMEMBERED)
+        """Per draft token."""
+        self._asked_s: deque[float] = deque(maxlen=_REMEMBERED)
+        """Outside both models, of rounds that asked for draft tokens."""
+        self._plain_s: deque[float] = deque(maxlen=_REMEMBERED)
+        """The same of plain rounds."""
+
+    @property
+    def is_plain_due(self) -> bool:
+        """Whether the next round should be plain, to be held against those that draft."""
+        return self._num_plain * PLAIN_PERIOD <= self._num_rounds
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any round has drafted."""
+        return bool(self._draft_s)
+
+    def observe(self, finished: FinishedRound) -> None:
+        """Takes in one round that is not the first of its generation."""
+        outside_s = max(0.0, finished.round_s - finished.draft_s - finished.verify_s)
+        self._num_rounds += 1
+        if finished.num_asked:
+            self._asked_s.append(outside_s)
+        else:
+            self._num_plain += 1
+            self._plain_s.append(outside_s)
+        if finished.num_drafted:
+            self._draft_s.append(finished.draft_s / finished.num_drafted)
+        # A tier that does not tell its rows is taken to run this session alone.
+        self.verify.observe(finished.num_rows or finished.num_drafted + 1, finished.verify_s)
+
+    def plain_s(self, num_sessions: float) -> float:
+        """Seconds of a plain round while so many sessions share a step."""
+        outside_s = statistics.median(self._plain_s or self._asked_s)
+        return round_s(0, 0.0, outside_s, self.verify.at(num_sessions))
+
+    def drafted_s(self, num_draft_tokens: float, num_sessions: float) -> float:
+        """Seconds of a round with a proposal, where every session of the step has one like it.
+
+        One session alone would hardly be slowed by its own rows; all of them together are.
+        """
+        return round_s(
+            num_draft_tokens,
+            statistics.median(self._draft_s),
+            statistics.median(self._asked_s),
+            self.verify.at(num_sessions * (1 + num_draft_tokens)),
+        )
