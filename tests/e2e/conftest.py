@@ -102,7 +102,9 @@ def start(*arguments: str) -> Running:
             running.address = found[1]
             running.follow(process.stdout, [])
             return running
+    process.stdout.close()
     process.wait()
+    running.readers[0].join()
     raise AssertionError("paceline up ended early:\n" + "".join(log[-30:]))
 
 

@@ -176,13 +176,12 @@ async def test_unknown_role_is_named(smollm2_pair: Running) -> None:
     assert details(error)[1].startswith("prompt.chat")
 
 
-async def test_a_draft_with_other_tokens_is_refused(start_pair: Start, tmp_path: Path) -> None:
-    """B46: a draft whose ids mean something else is FAILED_PRECONDITION, and both are printed."""
+def test_a_draft_with_other_tokens_is_refused(start_pair: Start, tmp_path: Path) -> None:
+    """B46: a draft whose ids mean something else does not start, and says both texts of an id."""
     path = tmp_path / "other.json"
     path.write_text(json.dumps({"alphabet": "hgfedcba", "eos": "h", "default": [0.125] * 8}))
-    pair = start_pair("--draft", f"table:{path}")
-    error = await refused(pair.address, base().SerializeToString())
-    assert grpc.StatusCode.FAILED_PRECONDITION == error.code()
-    assert 1 == len([details(error)])
-    message = error.details() or ""
+    with pytest.raises(AssertionError, match="draft ended with exit code 1") as ended:
+        start_pair("--draft", f"table:{path}")
+    message = str(ended.value)
     assert "other.json" in message and "target.json" in message
+    assert "id 0 is 'h' there and 'a' here" in message
