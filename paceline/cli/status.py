@@ -26,8 +26,8 @@ COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", 
 def status(address: str, as_json: bool) -> None:
     """Shows the replicas of both tiers, and whether output is what it should be.
 
-    The audit of a verify replica tells how many tokens were judged against their laws and how much
-    of what is beyond chance was ever reached; ALARM means that it was passed.
+    The audit of a verify replica tells how many tokens were judged against their laws, and how near
+    to an alarm the evidence ever came; ALARM means that it got there.
     """
     models = run(_models(address))
     rows = [_row(replica) for replica in models.replicas]

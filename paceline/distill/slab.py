@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from paceline.engine.attention import causal_mask
 from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import Attention, HeadShape
@@ -47,8 +48,12 @@ class SlabAttention:
             run[0].view(shape.num_kv_heads, count, size, shape.dim)[:, :, :length].transpose(0, 1)
             for run in cache.view_run(0, count * size)
         ]
+        # [B, 1, 1, N]: each row sees its own sequence up to itself.
         self._masks = {
-            window: _make_mask(positions, length, window, cache.dtype) for window in set(windows)
+            window: causal_mask(torch.arange(length), positions[:, None], window, cache.dtype)[
+                :, None, None
+            ]
+            for window in set(windows)
         }
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
@@ -64,14 +69,3 @@ class SlabAttention:
             attn_mask=self._masks[self._windows[layer]],
         )
         return output.transpose(1, 2).reshape(len(heads), -1)
-
-
-def _make_mask(
-    positions: torch.Tensor, length: int, window: int | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """Additive mask [B, 1, 1, N]: each row sees its own sequence up to itself."""
-    keys, rows = torch.arange(length), positions[:, None]
-    hidden = keys > rows
-    if window is not None:
-        hidden |= keys <= rows - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None, None]

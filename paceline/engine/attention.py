@@ -201,15 +201,24 @@ class CpuRows:
         mask = None
         if num_rows > 1:
             first = 0 if window is None else max(0, span.start + 1 - window)
-            positions = torch.arange(first, span.end)
-            row_positions = torch.arange(span.start, span.end)[:, None]
-            hidden = positions > row_positions
-            if window is not None:
-                hidden |= positions <= row_positions - window
-            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-            mask = mask.repeat(groups, 1)
+            keys = torch.arange(first, span.end)
+            rows = torch.arange(span.start, span.end)[:, None]
+            mask = causal_mask(keys, rows, window, dtype).repeat(groups, 1)
         self._masks[index, window, groups] = mask
         return mask
+
+
+def causal_mask(
+    keys: torch.Tensor, rows: torch.Tensor, window: int | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Additive mask [rows, N] for positions of keys [N] and of rows [rows, 1].
+
+    A row sees itself and what is before it, with a window only the last `window` positions of that.
+    """
+    hidden = keys > rows
+    if window is not None:
+        hidden |= keys <= rows - window
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
 class CudaRows:

@@ -105,22 +105,22 @@ MUTANTS = (
     Mutant(
         "a row sees the one behind it",
         _ATTENTION,
-        "hidden = positions > row_positions\n",
-        "hidden = positions > row_positions + 1\n",
+        "hidden = keys > rows\n",
+        "hidden = keys > rows + 1\n",
         _ATTENDED,
     ),
     Mutant(
         "a window one too long",
         _ATTENTION,
-        "positions <= row_positions - window",
-        "positions < row_positions - window",
+        "keys <= rows - window",
+        "keys < rows - window",
         _ATTENDED,
     ),
     Mutant(
         "a window one too short",
         _ATTENTION,
-        "positions <= row_positions - window",
-        "positions <= row_positions - window + 1",
+        "keys <= rows - window",
+        "keys <= rows - window + 1",
         _ATTENDED,
     ),
     Mutant(
@@ -161,15 +161,15 @@ MUTANTS = (
     Mutant(
         "lean: a row sees the one behind it",
         _LEAN_ATTENTION,
-        "hidden = keys > rows\n",
-        "hidden = keys > rows + 1\n",
+        "rows = torch.arange(span.start, span.end)[:, None]",
+        "rows = torch.arange(span.start + 1, span.end + 1)[:, None]",
         _LEAN_ATTENDED,
     ),
     Mutant(
         "lean: a window one too long",
         _LEAN_ATTENTION,
-        "keys <= rows - window",
-        "keys < rows - window",
+        "causal_mask(keys, rows, window, ",
+        "causal_mask(keys, rows, window and window + 1, ",
         _LEAN_ATTENDED,
     ),
     Mutant(

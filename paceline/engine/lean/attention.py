@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.attention import find_slots
+from paceline.engine.attention import causal_mask, find_slots
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import HeadShape
 from paceline.engine.paged_cache import slot_runs
-from paceline.engine.step import Span, Step
+from paceline.engine.step import Step
 
 # Up to this many rows a sequence's query heads that share a key head are rows of one product;
 # beyond it the masks would outgrow the gain.
@@ -102,7 +102,9 @@ class CpuAttention:
             is_causal = not is_grouped and span.start == 0 and window is None
             mask = None
             if num_rows > 1 and not is_causal:
-                mask = _make_mask(span, first_key, window, self._cache.dtype)
+                keys = torch.arange(first_key, span.end)
+                rows = torch.arange(span.start, span.end)[:, None]
+                mask = causal_mask(keys, rows, window, self._cache.dtype)
             if mask is not None and is_grouped:
                 groups = self._shape.num_heads // self._shape.num_kv_heads
                 mask = mask.repeat_interleave(groups, dim=0)
@@ -110,13 +112,3 @@ class CpuAttention:
             parts.append(_Part(row, row + num_rows, views, mask, is_causal))
             row += num_rows
         return parts
-
-
-def _make_mask(span: Span, first_key: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Additive mask [rows, N] over the positions from `first_key` on."""
-    keys = torch.arange(first_key, span.end)
-    rows = torch.arange(span.start, span.end)[:, None]
-    hidden = keys > rows
-    if window is not None:
-        hidden |= keys <= rows - window
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from paceline.engine.attention import find_slots
+from paceline.engine.attention import causal_mask, find_slots
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import HeadShape
 from paceline.engine.paged_cache import slot_runs
@@ -119,16 +119,13 @@ class ExactAttention:
             padding = (torch.zeros(size, dtype=self._cache.dtype),)
         keys = torch.arange(first_key, first_key + num_keys)
         rows = (positions.start + places // self._groups)[:, None]
-        hidden = keys > rows
-        if window is not None:
-            hidden |= keys <= rows - window
         return _Tile(
             first,
             count,
             None if len(places) == count else first + places,
             [self._cache.view_run(*run) for run in runs],
             padding,
-            torch.zeros(hidden.shape, dtype=self._cache.dtype).masked_fill_(hidden, float("-inf")),
+            causal_mask(keys, rows, window, self._cache.dtype),
         )
 
 
