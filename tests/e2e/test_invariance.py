@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
-LONG = "100"
+LONG = "800"
 """Tokens of a text: a service is killed behind the first eighth, long before the end."""
 
 
