@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "fallbacks free of charge for their source",
         _WATCH,
-        "        if num_asked:\n            pool.rounds",
-        "        if num_drafted:\n            pool.rounds",
+        "        if finished.num_asked:\n            pool.rounds",
+        "        if finished.num_drafted:\n            pool.rounds",
         _WATCH_TESTS,
     ),
     Mutant(
@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "the cap put on pinned lengths",
         _WATCH,
-        "if isinstance(policy, FixedLength):",
-        "if False:",
+        "self, source) if isinstance(policy, WindowLength) else policy",
+        "self, source)",
         _WATCH_TESTS,
     ),
     Mutant(
