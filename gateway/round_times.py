@@ -15,8 +15,6 @@ from paceline.speed_model import round_s
 
 PLAIN_PERIOD = 64
 """At least one round in so many is plain, the first among them, to hold drafting against."""
-_REMEMBERED = 16
-"""Rounds of each kind whose median is what is typical."""
 _LEAST_S = 1e-9
 """No step is faster."""
 
@@ -69,17 +67,33 @@ class Line:
         return max(_LEAST_S, seconds + slope * (num_rows - rows))
 
 
+class Typical:
+    """The median of the last values, which one hiccup does not move."""
+
+    REMEMBERED = 16
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=self.REMEMBERED)
+        self.value: float | None = None
+        """None without any."""
+
+    def observe(self, value: float) -> None:
+        """Takes in one value."""
+        self._values.append(value)
+        self.value = statistics.median(self._values)
+
+
 class RoundTimes:
     """Of one draft source."""
 
     def __init__(self) -> None:
         self.verify = Line()
         self._num_rounds = self._num_plain = 0
-        self._draft_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._draft_s = Typical()
         """Per draft token."""
-        self._asked_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._asked_s = Typical()
         """Outside both models, of rounds that asked for draft tokens."""
-        self._plain_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._plain_s = Typical()
         """The same of plain rounds."""
 
     @property
@@ -90,7 +104,7 @@ class RoundTimes:
     @property
     def is_known(self) -> bool:
         """Whether any round has drafted."""
-        return bool(self._draft_s)
+        return self._draft_s.value is not None
 
     def observe(self, finished: FinishedRound) -> None:
         """Takes in one round that is not the first of its generation."""
@@ -98,23 +112,25 @@ class RoundTimes:
         outside_s = max(0.0, finished.round_s - on_tiers_s)
         self._num_rounds += 1
         if finished.num_asked:
-            self._asked_s.append(outside_s)
+            self._asked_s.observe(outside_s)
         else:
             self._num_plain += 1
-            self._plain_s.append(outside_s)
+            self._plain_s.observe(outside_s)
         if finished.num_drafted:
-            self._draft_s.append(finished.draft_s / finished.num_drafted)
+            self._draft_s.observe(finished.draft_s / finished.num_drafted)
         # A tier that does not tell its rows is taken to run this session alone.
         self.verify.observe(finished.num_rows or finished.num_drafted + 1, finished.forward_s)
 
     def plain_s(self, load: Load) -> float:
         """Seconds of a plain round."""
-        outside_s = statistics.median(self._plain_s or self._asked_s)
+        outside_s = self._plain_s.value
+        if outside_s is None:  # until there was one, it is taken to take the same way
+            outside_s = self._asked_s.value or 0.0
         return round_s(0, 0.0, outside_s, self._verify_s(0, load))
 
     def drafted_s(self, num_draft_tokens: float, load: Load) -> float:
         """Seconds of a round with a proposal."""
-        draft_s, outside_s = statistics.median(self._draft_s), statistics.median(self._asked_s)
+        draft_s, outside_s = self._draft_s.value or 0.0, self._asked_s.value or 0.0
         return round_s(num_draft_tokens, draft_s, outside_s, self._verify_s(num_draft_tokens, load))
 
     def _verify_s(self, num_draft_tokens: float, load: Load) -> float:
