@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gateway.draft_length import FinishedRound
-from gateway.round_times import RoundTimes
+from gateway.round_times import Load, RoundTimes
 from paceline.speed_model import fastest_length
 
 
@@ -27,7 +27,7 @@ class Survival:
     """What is believed of the first place before anything is known."""
     FIRMNESS = 2.0
     """Rounds that a belief weighs."""
-    FORGETTING = 0.9
+    FORGETTING = 0.87
 
     def __init__(self, longest: int) -> None:
         self._tried = [0.0] * longest
@@ -81,7 +81,7 @@ class CostLength:
         self._longest = longest
         self._times = times
         self._survival = Survival(longest)
-        self._num_sessions: deque[float] = deque(maxlen=self.LOADS)
+        self._recent: deque[FinishedRound] = deque(maxlen=self.LOADS)
         self._length: int | None = None
         """What was found best; None before the first decision."""
         self._num_idle = 0
@@ -106,7 +106,7 @@ class CostLength:
         times = self._times()
         if times is None:
             return
-        self._num_sessions.append(finished.num_sharing)
+        self._recent.append(finished)
         self._num_idle += 1
         if finished.num_asked:
             self._survival.observe(finished)
@@ -117,13 +117,23 @@ class CostLength:
     def _best(self, times: RoundTimes) -> int:
         if not times.is_known:
             return min(self.START, self._longest)
-        num_sessions = statistics.median(self._num_sessions) if self._num_sessions else 1.0
-        coverage = self._survival.coverage
+        load, coverage = self._load, self._survival.coverage
 
         def length_s(length: int) -> float:
             if length == 0:
-                return times.plain_s(num_sessions)
-            return times.drafted_s(coverage * length, num_sessions)
+                return times.plain_s(load)
+            return times.drafted_s(coverage * length, load)
 
         current = 0 if self._length is None else self._length
         return fastest_length(self._survival.by_place, length_s, current, self.MARGIN)
+
+    @property
+    def _load(self) -> Load:
+        if not self._recent:
+            return Load()
+        forward_s = sum(finished.forward_s for finished in self._recent)
+        queue_s = sum(finished.queue_s for finished in self._recent)
+        return Load(
+            statistics.median(finished.num_sharing for finished in self._recent),
+            queue_s / forward_s if forward_s else 0.0,
+        )

@@ -25,8 +25,10 @@ class FinishedRound:
     round_s: float = 0.0
     draft_s: float = 0.0
     """On the draft tier, queueing included."""
-    verify_s: float = 0.0
-    """On the verify tier, queueing included."""
+    queue_s: float = 0.0
+    """Wait for the target's step."""
+    forward_s: float = 0.0
+    """The target's step."""
     num_rows: int = 0
     """Of the target's step, those of other sessions included; 0 where it is not told."""
     num_open_sessions: int = 0
@@ -43,7 +45,8 @@ class FinishedRound:
             num_accepted=verdict.num_accepted,
             round_s=round_s,
             draft_s=proposal.draft_s,
-            verify_s=verdict.queue_s + verdict.forward_s,
+            queue_s=verdict.queue_s,
+            forward_s=verdict.forward_s,
             num_rows=verdict.load.num_rows,
             num_open_sessions=verdict.load.num_open_sessions,
         )

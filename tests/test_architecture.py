@@ -137,7 +137,16 @@ def test_the_nouns_need_nothing(module: str) -> None:
     assert set() == foreign
 
 
-@pytest.mark.parametrize("module", ["gateway.round", "gateway.commit", "gateway.draft_length"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "gateway.round",
+        "gateway.commit",
+        "gateway.draft_length",
+        "gateway.cost_length",
+        "gateway.round_times",
+    ],
+)
 def test_the_loop_sees_records_only(module: str) -> None:
     """No message, stream or law reaches the loop."""
     assert _offenders((module,), ("grpc", "google", GENERATED, "paceline.wire")) == []

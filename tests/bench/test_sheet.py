@@ -20,7 +20,6 @@ from paceline.bench.sheet import (
     verify_s,
     warnings,
 )
-from paceline.speed_model import expected_tokens
 
 DRAFT = SourceSheet("small", draft_s=0.01, round_trip_s=0.002, survival=(0.8, 0.5, 0.2, 0.1))
 SHEET = Sheet(
@@ -58,13 +57,6 @@ def test_a_source_that_is_mostly_silent() -> None:
     """A silent round is a plain one: half of 2.3 tokens in 0.142 s, half of one in 0.1 s."""
     one = predict(SHEET, replace(DRAFT, coverage=0.5), 2)
     assert (0.5 * 2.3 + 0.5) * 0.1 / (0.5 * 0.142 + 0.5 * 0.1) == pytest.approx(one.speedup)
-
-
-@pytest.mark.parametrize(("k", "expected"), [(4, 2.7731), (8, 3.19882131)])
-def test_independent_acceptance(k: int, expected: float) -> None:
-    """(1 - a^(k+1)) / (1 - a) for a = 0.7."""
-    survival = [0.7 ** (i + 1) for i in range(8)]
-    assert expected == pytest.approx(expected_tokens(survival, k))
 
 
 @pytest.mark.parametrize(

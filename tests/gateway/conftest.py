@@ -22,7 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from gateway.commit import Committed, Committer, Ending
-from gateway.draft_length import FixedLength
+from gateway.draft_length import DraftLengthPolicy, FixedLength
 from gateway.replicas import Replicas
 from gateway.round import Pair, run_rounds
 from gateway.stats import SpeculationStats
@@ -214,6 +214,7 @@ class Loop:
         ending: Ending,
         *,
         num_draft_tokens: int = 4,
+        policy: DraftLengthPolicy | None = None,
         mode: str = "right",
         prompt_length: int = 3,
         max_draft_tokens: int = 8,
@@ -230,7 +231,7 @@ class Loop:
         rounds = run_rounds(
             Pair(verifier, drafter),
             Committer(ending, self._decode),
-            FixedLength(num_draft_tokens),
+            policy or FixedLength(num_draft_tokens),
             stats,
             base_length=prompt_length,
             last_length=prompt_length + ending.max_tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,16 @@ def test_the_length_of_an_arm_goes_before_the_service(
     )
     assert expected == policy.num_draft_tokens
     assert isinstance(policy, WindowLength if expected == WindowLength.START else FixedLength)
+
+
+@pytest.mark.parametrize(("service", "arm"), [("cost", ""), ("window", "cost")])
+def test_costs_are_weighed_where_asked_for(service: str, arm: str) -> None:
+    """By the service or by an arm; a client's pin goes before both."""
+    settings = config("--draft-length", service)
+    weighed = choose_policy(generation(draft_length=arm), settings, RoundTimes)
+    pinned = replace(generation(draft_length=arm), num_draft_tokens=3)
+    assert isinstance(weighed, CostLength)
+    assert 3 == choose_policy(pinned, settings, RoundTimes).num_draft_tokens
 
 
 def test_settings_by_flag_variable_and_file(tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.commit import Ending
+from gateway.draft_length import FinishedRound, FixedLength
 from gateway.tokenizer import Tokenizer
 from paceline.errors import Aborted, FailedPrecondition, InvalidArgument
 from paceline.records import Advance, FinishReason, Proposal, TokenOrigin, Verdict
@@ -121,6 +122,28 @@ async def test_a_length_of_zero_keeps_the_draft_warm(loop: Loop) -> None:
     outcome = await loop.run(SCRIPT, Ending(max_tokens=5), num_draft_tokens=0)
     assert [0, 0, 0, 0] == [advance.num_draft_tokens for advance in outcome.advances]
     assert 5 == outcome.stats.num_plain_rounds
+
+
+async def test_the_policy_is_told_of_every_round_but_the_first(loop: Loop) -> None:
+    """The first opens the streams; plain rounds count, they are what drafting is held against."""
+
+    class Alternating(FixedLength):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.told: list[FinishedRound] = []
+
+        @property
+        def num_draft_tokens(self) -> int:
+            return 0 if len(self.told) % 2 else 3
+
+        def observe(self, finished: FinishedRound) -> None:
+            self.told.append(finished)
+
+    policy = Alternating()
+    await loop.run(SCRIPT, Ending(max_tokens=12), policy=policy)
+    told = [(one.num_asked, one.num_drafted, one.num_accepted) for one in policy.told]
+    assert [(3, 3, 3), (0, 0, 0)] * 2 == told[:4]
+    assert all(one.round_s > 0 for one in policy.told)
 
 
 async def test_the_shorter_limit_wins(loop: Loop) -> None:

@@ -686,6 +686,8 @@ async def test_one_line_per_generation(servers: Servers, gateways: Gateways) -> 
         ("fixed:6", {"max_draft_token_count": 2}, 2),
         ("fixed:6", {"draft_token_count": 5}, 5),
         ("window", {"max_draft_token_count": 1}, 1),
+        ("cost", {"max_draft_token_count": 1}, 1),
+        ("cost", {"draft_token_count": 5}, 5),
         ("fixed:20", {}, 7),
     ],
 )

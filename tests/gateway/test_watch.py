@@ -9,6 +9,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from gateway.cost_length import CostLength
 from gateway.draft_length import FinishedRound, FixedLength, WindowLength
 from gateway.metrics import GatewayMetrics
 from gateway.round_times import PLAIN_PERIOD
@@ -180,9 +181,19 @@ def test_plain_rounds_are_had_from_sessions_that_draft() -> None:
 
 
 def test_pinned_lengths_are_left_alone() -> None:
-    """What a client or a setting pins is not the watch's business."""
-    policy = FixedLength(4)
-    assert policy is Scene().watch.limited(policy, lambda: "draft")
+    """What a client or a setting pins is not the watch's business; who weighs costs needs none."""
+    scene = Scene()
+    for policy in (FixedLength(4), CostLength(8, lambda: None)):
+        assert policy is scene.watch.limited(policy, lambda: "draft")
+
+
+def test_times_are_kept_by_source() -> None:
+    """Plain rounds of a session count for its source; without a source there are none."""
+    scene = Scene()
+    scene.watch.observe("draft", FinishedRound(4, 4, 4, 0.020, draft_s=0.004))
+    assert None is scene.watch.times("")
+    times = [scene.watch.times(name) for name in ("draft", "another")]
+    assert [True, False] == [one is not None and one.is_known for one in times]
 
 
 def test_a_session_without_a_draft_yet_gets_what_it_wants() -> None:

@@ -7,6 +7,7 @@ from tests.mutants import (
     distilled,
     drafts,
     gateways,
+    lengths,
     noise,
     parameters,
     rules,
@@ -25,4 +26,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *gateways.MUTANTS,
     *audits.MUTANTS,
     *watches.MUTANTS,
+    *lengths.MUTANTS,
 )

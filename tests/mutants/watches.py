@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "the cap put on pinned lengths",
         _WATCH,
-        "_LimitedLength(policy, self, source) if isinstance(policy, WindowLength) else policy",
-        "_LimitedLength(policy, self, source)",
+        "self, source) if isinstance(policy, WindowLength) else policy",
+        "self, source)",
         _WATCH_TESTS,
     ),
     Mutant(
