@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,23 @@ def test_second_load_does_not_convert(target: LoadedModel, options: LoadOptions)
     assert ["loading smollm2 in float32 on cpu"] == lines
     assert target.identity == again.identity
     assert [] == list(Path(options.cache_dir).glob(".converting-*"))
+
+
+def test_the_shipped_draft_agrees_with_the_target(
+    target: LoadedModel, options: LoadOptions, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """`smollm2-draft` loads beside its target and often thinks the same token likeliest.
+
+    Its directory is no larger than what a repository should carry.
+    """
+    draft = load("smollm2-draft", replace(options, target="smollm2"), lambda _: None)
+    assert target.identity.tokenizer_fingerprint == draft.identity.tokenizer_fingerprint
+    ids = tokenizer(CHAT, return_tensors="pt").input_ids
+    with torch.inference_mode():
+        text = network_of(target).generate(ids, max_new_tokens=48, do_sample=False)
+        logits = network_of(draft)(text).logits[0, ids.shape[1] - 1 : -1]
+    assert 8192 == int(logits[0].isfinite().sum())
+    agreement = (logits.argmax(dim=1) == text[0, ids.shape[1] :]).float().mean()
+    assert agreement > 0.2
+    directory = Path(str(resources.files("paceline.drafts"))) / "smollm2"
+    assert sum(path.stat().st_size for path in directory.iterdir()) < 25 << 20
