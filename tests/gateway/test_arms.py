@@ -12,6 +12,7 @@ import pytest
 from gateway.arms import CONTROL, Arm, assign, unit
 from gateway.commit import Ending
 from gateway.config import GatewayConfig
+from gateway.cost_length import CostLength
 from gateway.draft_length import FixedLength, WindowLength
 from gateway.generation import choose_policy
 from gateway.request import Generation
