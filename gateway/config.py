@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from gateway.arms import Arms
-from paceline.serving.config import ServerConfig
+from paceline.serving.config import CACHE_DIR, ServerConfig
 
 Address = Annotated[str, StringConstraints(pattern=r"^.+:\d{1,5}$")]
 
@@ -90,5 +90,5 @@ class GatewayConfig(ServerConfig):
         "targets have none, 16-bit types need about 0.5",
     )
     tokenizer_cache_dir: Path = Field(
-        Path("~/.cache/paceline/tokenizers"), description="directory of fetched tokenizers"
+        CACHE_DIR / "tokenizers", description="directory of fetched tokenizers"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.commit import Committed
+from gateway.replay import EQUAL, FAILED, MISMATCH, NEAR_TIE, SKIPPED
 from gateway.replicas import Replica, Replicas
 from gateway.request import Generation
 from gateway.stats import SpeculationStats
@@ -116,11 +117,11 @@ def models(tiers: Tiers, num_replays: Mapping[str, int]) -> gateway_pb2.ListMode
             *map(_draft_replica, tiers.sources.all()),
         ],
         replays=gateway_pb2.ReplayReport(
-            equal_count=num_replays["equal"],
-            near_tie_count=num_replays["near_tie"],
-            mismatch_count=num_replays["mismatch"],
-            skipped_count=num_replays["skipped"],
-            failed_count=num_replays["failed"],
+            equal_count=num_replays[EQUAL],
+            near_tie_count=num_replays[NEAR_TIE],
+            mismatch_count=num_replays[MISMATCH],
+            skipped_count=num_replays[SKIPPED],
+            failed_count=num_replays[FAILED],
         ),
     )
 

@@ -21,7 +21,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.sequence import Sequence
 from paceline.errors import Aborted, Exhausted, InvalidArgument, Unavailable
 from paceline.records import ModelIdentity, ReplicaLoad, SessionSpec
-from paceline.serving.config import ServerConfig
+from paceline.serving.config import CACHE_DIR, ServerConfig
 from paceline.v1 import speculation_pb2
 
 T = TypeVar("T")
@@ -59,9 +59,7 @@ class EngineConfig(ServerConfig):
         description="float32 on the CPU: a second copy of the matrices makes steps of one row "
         "faster",
     )
-    cache_dir: Path = Field(
-        default=Path("~/.cache/paceline"), description="where converted models are kept"
-    )
+    cache_dir: Path = Field(default=CACHE_DIR, description="where converted models are kept")
 
     def engine_settings(self) -> EngineSettings:
         """The settings as the engine takes them."""

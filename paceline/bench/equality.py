@@ -27,6 +27,7 @@ from paceline.bench.prompts import Question
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import address_option, choose_questions, prompts_option
 from paceline.cli.stack import num_cores
+from paceline.serving.config import CACHE_DIR
 from paceline.v1 import gateway_pb2
 
 LENGTHS: tuple[int | None, ...] = (0, 1, 4, 8, None)
@@ -173,7 +174,7 @@ async def _compare_all(
 def main(**options: Any) -> None:
     """Exits with 1 on a difference, or when some outcome of a round never occurred."""
     questions = choose_questions(options["prompts"], options["limit"])
-    target = Target(options["target"], options["threads"], Path("~/.cache/paceline").expanduser())
+    target = Target(options["target"], options["threads"], CACHE_DIR.expanduser())
     console = Console(stderr=True)
     references = list(
         track(

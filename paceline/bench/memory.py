@@ -6,10 +6,10 @@ It loads no weights. It knows no service.
 from __future__ import annotations
 
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.serving.config import CACHE_DIR
 
 _BLOCK_SIZE, _MAX_ROWS = 16, 512
 
@@ -27,7 +27,7 @@ def describe_memory(name: str, memory_mib: int, max_length: int) -> dict[str, An
     from paceline.engine import models
     from paceline.engine.memory_plan import plan_memory
 
-    options = models.LoadOptions(Path("~/.cache/paceline").expanduser())
+    options = models.LoadOptions(CACHE_DIR.expanduser())
     try:
         size = models.measure(name, options, lambda _: None)
         plan = plan_memory(

@@ -20,6 +20,7 @@ from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.engine.table_model import TableModel
+from paceline.serving.config import CACHE_DIR
 
 _BLOCK_SIZE = 16
 _CHUNK_ROWS = 512
@@ -92,7 +93,7 @@ def _compare(
 @click.option("--context", type=click.IntRange(1), default=1000, show_default=True, help="Tokens.")
 @click.option("--repeats", type=click.IntRange(1), default=25, show_default=True, help="Of a step.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
-@click.option("--cache-dir", type=Path, default=Path("~/.cache/paceline"), show_default=True)
+@click.option("--cache-dir", type=Path, default=CACHE_DIR, show_default=True)
 def main(model: str, context: int, repeats: int, threads: int, cache_dir: Path) -> None:
     """Prints least and median milliseconds of each kind of step."""
     torch.set_num_threads(threads)

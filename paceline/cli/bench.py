@@ -27,9 +27,9 @@ from paceline.cli.client import GenerationOptions, Stub, connect
 from paceline.cli.options import DraftLength, address_option, choose_questions, prompts_option
 from paceline.cli.stack import num_cores
 from paceline.cli.terminal import run
+from paceline.serving.config import CACHE_DIR
 from paceline.v1 import gateway_pb2
 
-CACHE_DIR = Path("~/.cache/paceline").expanduser()
 PACKAGES = ("paceline", "torch", "transformers", "xllamacpp")
 TIERS = {gateway_pb2.TIER_DRAFT: "draft", gateway_pb2.TIER_VERIFY: "verify"}
 _at_least_one = click.IntRange(min=1)
@@ -141,7 +141,7 @@ def _peers(
         drafts=drafts,
         options=_options(options),
         num_threads=options["peer_threads"],
-        cache_dir=CACHE_DIR,
+        cache_dir=CACHE_DIR.expanduser(),
         max_concurrency=max(options["concurrency"]),
         max_prompt_length=max(len(prompt.token_ids) for prompt in prompts),
     )

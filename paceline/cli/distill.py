@@ -10,6 +10,7 @@ import click
 
 from paceline.cli.terminal import EXIT_ERROR
 from paceline.errors import PacelineError
+from paceline.serving.config import CACHE_DIR
 
 _positive = click.IntRange(min=1)
 
@@ -45,7 +46,7 @@ _positive = click.IntRange(min=1)
 @click.option(
     "--cache-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("~/.cache/paceline"),
+    default=CACHE_DIR,
     help="Where converted models are kept.",
 )
 def distill(

@@ -28,6 +28,8 @@ from paceline.serving.tracing import Tracer, Untraced
 
 FILE_VARIABLE = "PACELINE_CONFIG"
 SECTIONS = ("verify", "draft", "gateway")
+CACHE_DIR = Path("~/.cache/paceline")
+"""Where what was fetched or converted is kept, unless a setting says otherwise."""
 Settings = Mapping[str, Any]
 
 
