@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 
 from gateway.arms import Arms
 from paceline.serving.config import CACHE_DIR, ServerConfig
+from paceline.serving.credentials import TlsFiles
 
 Address = Annotated[str, StringConstraints(pattern=r"^.+:\d{1,5}$")]
 
@@ -25,6 +26,15 @@ class GatewayConfig(ServerConfig):
     draft: tuple[Address, ...] = Field(
         (), description="draft replicas, host:port each; none for plain decoding"
     )
+    tier_ca: Path | None = Field(
+        None,
+        description="PEM file of authorities that signed the tiers' certificates, which must be "
+        "for the hosts named in verify and draft; unset: plaintext",
+    )
+    tier_certificate: Path | None = Field(
+        None, description="PEM file with the certificate chain that the tiers are shown, if any"
+    )
+    tier_key: Path | None = Field(None, description="PEM file with its key, unencrypted")
     default_rule: Literal["rejection-block", "rejection-token", "coupled"] = Field(
         "rejection-block",
         description="verification rule of requests that name none and have no seed; with a seed it "
@@ -92,3 +102,7 @@ class GatewayConfig(ServerConfig):
     tokenizer_cache_dir: Path = Field(
         CACHE_DIR / "tokenizers", description="directory of fetched tokenizers"
     )
+
+    def tier_tls(self) -> TlsFiles:
+        """What the tiers are shown, and which of them are believed."""
+        return TlsFiles("tier-", self.tier_certificate, self.tier_key, self.tier_ca)

@@ -19,6 +19,7 @@ import structlog
 from paceline.errors import PacelineError
 from paceline.records import ReplicaLoad
 from paceline.serving.channels import open_channel
+from paceline.serving.credentials import ClientTls
 from paceline.serving.statuses import error_of
 
 DescriptionT = TypeVar("DescriptionT")
@@ -41,9 +42,14 @@ class TierClient(Generic[DescriptionT]):
 class Replica(Generic[DescriptionT]):
     """One replica: its connection, what it said of itself, and how busy it is."""
 
-    def __init__(self, address: str, client: TierClient[DescriptionT]) -> None:
+    def __init__(
+        self, address: str, server_name: str, client: TierClient[DescriptionT], tls: ClientTls
+    ) -> None:
         self.address = address
-        self.channel = open_channel(address)
+        self._server_name = server_name
+        self._tls = tls
+        self._shown = tls.get()
+        self.channel = open_channel(address, self._shown, server_name)
         self.description: DescriptionT | None = None
         self.load: ReplicaLoad | None = None
         self.num_drafted = 0
@@ -88,9 +94,17 @@ class Replica(Generic[DescriptionT]):
                 known = error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
                 _log.debug("replica_away", address=self.address, error=str(known))
             self._set_connected(False)
+            self._show_anew()
             # Jitter, so that gateways do not come back to a restarted replica in step.
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, _LAST_RETRY_S)
+
+    def _show_anew(self) -> None:
+        """A new channel where its credentials' files have changed; streams keep the old one."""
+        shown = self._tls.get()
+        if shown is not self._shown:
+            self._shown = shown
+            self.channel = open_channel(self.address, shown, self._server_name)
 
     def _set_connected(self, is_connected: bool) -> None:
         if is_connected != self._is_connected:
@@ -104,10 +118,16 @@ class Replicas(Generic[DescriptionT]):
     """Owns the replicas of one tier."""
 
     def __init__(
-        self, targets: Sequence[str], client: TierClient[DescriptionT], *, resolve_period_s: float
+        self,
+        targets: Sequence[str],
+        client: TierClient[DescriptionT],
+        *,
+        resolve_period_s: float,
+        tls: ClientTls,
     ) -> None:
         self._targets = targets
         self._client = client
+        self._tls = tls
         self._resolve_period_s = resolve_period_s
         self._found: dict[str, list[str]] = {}
         """The addresses behind each target, as the name service last said."""
@@ -191,12 +211,17 @@ class Replicas(Generic[DescriptionT]):
             except OSError as error:
                 # A name service that is away must not empty a tier: what the name meant stays.
                 _log.warning("resolve_failed", target=target, error=str(error))
-        found = [address for addresses in self._found.values() for address in addresses]
+        # An address says nothing of who is there: with TLS it must show a certificate for the name.
+        found = {address: _host(target) for target, some in self._found.items() for address in some}
         for address in [a for a in self._replicas if a not in found]:
             self._replicas.pop(address).stop()
-        for address in found:
+        for address, host in found.items():
             if address not in self._replicas:
-                self._replicas[address] = Replica(address, self._client)
+                self._replicas[address] = Replica(address, host, self._client, self._tls)
+
+
+def _host(target: str) -> str:
+    return target.rpartition(":")[0].strip("[]")
 
 
 async def _addresses(target: str) -> list[str]:
@@ -205,10 +230,10 @@ async def _addresses(target: str) -> list[str]:
     Raises:
         OSError: the name service did not answer.
     """
-    host, _, port = target.rpartition(":")
+    port = target.rpartition(":")[2]
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(_host(target), int(port), type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         # How a name service says that a tier was scaled to nothing.
         if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA):

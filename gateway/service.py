@@ -26,6 +26,7 @@ from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
 from gateway.watch import Watch
 from paceline.records import VerificationRule
+from paceline.serving.credentials import client_credentials
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
 from paceline.serving.tracing import Tracer, Untraced, traceparent_of
@@ -45,9 +46,12 @@ class GatewayService:
         self._admission = Admission(config.max_generations)
         period_s = config.resolve_period_s
         tokenizers = Tokenizers(config.tokenizer_cache_dir)
+        self._tls = client_credentials(config.tier_tls())
         self._tiers = Tiers(
-            Replicas(config.verify, verify_tier(tokenizers), resolve_period_s=period_s),
-            Replicas(config.draft, draft_tier(), resolve_period_s=period_s),
+            Replicas(
+                config.verify, verify_tier(tokenizers), resolve_period_s=period_s, tls=self._tls
+            ),
+            Replicas(config.draft, draft_tier(), resolve_period_s=period_s, tls=self._tls),
         )
         self.registry = new_registry()
         self._metrics = GatewayMetrics(self.registry, config.price_per_hour)
@@ -73,6 +77,7 @@ class GatewayService:
 
     async def start(self) -> None:
         """Finds the replicas; returns once a target is ready and every draft was asked once."""
+        self._tls.get()  # files that are wrong end the start, whether or not there are replicas
         self._tracer = self._config.tracer()
         await self._tiers.targets.start()
         await self._tiers.sources.start()

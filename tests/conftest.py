@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import grpc
 import pytest
+import trustme
 
 from paceline import wire
 from paceline.errors import PacelineError
@@ -332,6 +333,47 @@ async def tiers() -> AsyncIterator[Tiers]:
     """Starts tiers, and ends them with the test."""
     async with AsyncExitStack() as stack:
         yield Tiers(stack)
+
+
+class Certificates:
+    """An authority, and files with its certificate and with those that it signed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._issued: dict[str, tuple[str, ...]] = {}
+        self.ca = folder / "ca.crt"
+        self.rotate()
+
+    def issue(self, file: str, *names: str) -> tuple[Path, Path]:
+        """A certificate for names or addresses: its file and its key's, FILE.crt and FILE.key."""
+        self._issued[file] = names
+        issued = self._authority.issue_cert(*names)
+        chain = b"".join(one.bytes() for one in issued.cert_chain_pems)
+        paths = self._folder / f"{file}.crt", self._folder / f"{file}.key"
+        for path, content in zip(paths, (chain, issued.private_key_pem.bytes()), strict=True):
+            _replace(path, content)
+        return paths
+
+    def rotate(self) -> None:
+        """Another authority takes over: every file is replaced."""
+        self._authority = trustme.CA()
+        _replace(self.ca, self._authority.cert_pem.bytes())
+        for file, names in self._issued.items():
+            self.issue(file, *names)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Another file in the place of one, in one step, as a kubelet does it."""
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.replace(path)
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    """An authority of the test's own."""
+    (tmp_path / "tls").mkdir()
+    return Certificates(tmp_path / "tls")
 
 
 class WriteTable(Protocol):

@@ -153,7 +153,7 @@ def table(comparisons: Sequence[Comparison]) -> Table:
 async def _compare_all(
     references: Sequence[Reference], options: dict[str, Any]
 ) -> list[Comparison]:
-    async with connect(options["address"]) as gateway:
+    async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         sources = models.models[0].draft_sources
         comparisons = [Comparison("none", 0)]

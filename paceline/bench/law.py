@@ -24,6 +24,7 @@ from scipy.stats import chi2
 
 from paceline.cli.client import (
     RULE_NAMES,
+    Access,
     Generation,
     GenerationOptions,
     Stub,
@@ -200,9 +201,9 @@ def table_of(findings: Sequence[Finding]) -> Table:
 
 
 async def _measure_all(
-    address: str, laws: tuple[list[float], list[float]], num_tokens: int
+    access: Access, laws: tuple[list[float], list[float]], num_tokens: int
 ) -> list[Finding]:
-    async with connect(address) as gateway:
+    async with connect(access) as gateway:
         return [await measure(gateway, case, laws, num_tokens) for case in cases()]
 
 
@@ -213,9 +214,9 @@ async def _measure_all(
 @click.option(
     "--tokens", type=click.IntRange(min=1), default=50_000, show_default=True, help="Per case."
 )
-def main(address: str, target: Path, draft: Path, tokens: int) -> None:
+def main(access: Access, target: Path, draft: Path, tokens: int) -> None:
     """Exits with 1 where a case is not what the law allows."""
-    findings = asyncio.run(_measure_all(address, (read_law(target), read_law(draft)), tokens))
+    findings = asyncio.run(_measure_all(access, (read_law(target), read_law(draft)), tokens))
     Console(width=120).print(table_of(findings))
     sys.exit(not all(one.holds for one in findings))
 

@@ -87,7 +87,7 @@ async def measure_sources(
 ) -> list[dict[str, Any]]:
     """The rows of the table: every source, or those that are named, in every way."""
     rows = []
-    async with connect(options["address"]) as gateway:
+    async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         sources = names or models.models[0].draft_sources
         with Progress(console=Console(stderr=True)) as progress:

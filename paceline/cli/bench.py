@@ -83,7 +83,7 @@ def bench(**options: Any) -> None:
 
 async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None:
     load_before = os.getloadavg()
-    async with connect(options["address"]) as gateway:
+    async with connect(options["access"]) as gateway:
         system = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         prompts = await tokenize(gateway, questions)
         model = system.models[0]
@@ -93,7 +93,7 @@ async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None
         if options["peers"]:
             rows += _peers(model.model.name, drafts, prompts, options)
         measurement = await _measure(rows, prompts, options["concurrency"])
-        services = [("gateway", options["address"])]
+        services = [("gateway", options["access"].address)]
         services += ((TIERS[replica.tier], replica.address) for replica in system.replicas)
     names = [row.name for row in served]
     for table in tables(measurement, names):

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import grpc.aio
 
-from paceline.cli.client import GenerationOptions, chat_prompt, connect
+from paceline.cli.client import Access, GenerationOptions, chat_prompt, connect
 from paceline.cli.generate import summary
 from paceline.cli.options import address_option, collect, generation_options
 from paceline.cli.stream import stream
@@ -25,7 +25,7 @@ History = tuple[tuple[str, str], ...]
 @address_option
 @click.option("--system", default="", show_default="the template's own", help="System message.")
 @generation_options
-def chat(address: str, system: str, **options: Any) -> None:
+def chat(access: Access, system: str, **options: Any) -> None:
     """Talks with the model; answers are streamed. Ctrl-C ends an answer early."""
     wanted = collect(options)
     opening: History = (("system", system),) if system else ()
@@ -38,15 +38,15 @@ def chat(address: str, system: str, **options: Any) -> None:
             if line == "/reset":
                 history = opening
             elif line:
-                history = _answer(runner, address, (*history, ("user", line)), wanted)
+                history = _answer(runner, access, (*history, ("user", line)), wanted)
 
 
 def _answer(
-    runner: asyncio.Runner, address: str, history: History, options: GenerationOptions
+    runner: asyncio.Runner, access: Access, history: History, options: GenerationOptions
 ) -> History:
     """Streams one answer; returns the history with it, or without its turn where it failed."""
     try:
-        text = runner.run(_stream(address, history, options))
+        text = runner.run(_stream(access, history, options))
     except grpc.aio.AioRpcError as error:
         click.echo(describe(error), err=True)
         return history[:-1]
@@ -56,8 +56,8 @@ def _answer(
     return (*history, ("assistant", text))
 
 
-async def _stream(address: str, history: History, options: GenerationOptions) -> str:
-    async with connect(address) as gateway:
+async def _stream(access: Access, history: History, options: GenerationOptions) -> str:
+    async with connect(access) as gateway:
         generation = await stream(gateway, options.request(chat_prompt(history)))
     if sys.stdout.isatty():
         click.echo(click.style(summary(generation), dim=True))

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from paceline.cli.client import Generation, Stub, connect, generate
+from paceline.cli.client import Access, Generation, Stub, connect, generate
 from paceline.cli.options import address_option, json_option
 from paceline.cli.probes import WAYS, probes
 from paceline.cli.terminal import EXIT_ERROR, run
@@ -98,19 +98,19 @@ class Report:
     "--max-tokens", type=click.IntRange(min=1), default=32, help="Output tokens per prompt."
 )
 @json_option
-def check(address: str, max_tokens: int, as_json: bool) -> None:
+def check(access: Access, max_tokens: int, as_json: bool) -> None:
     """Proves that output is the same with every draft source and length, greedy and seeded.
 
     Exits with 1 on the first difference, and where nothing was drafted, accepted or rejected.
     """
-    report = run(_check(address, max_tokens))
+    report = run(_check(access, max_tokens))
     click.echo(json.dumps(report.as_json(), ensure_ascii=False) if as_json else describe(report))
     if report.verdict != "IDENTICAL":
         sys.exit(EXIT_ERROR)
 
 
-async def _check(address: str, max_tokens: int) -> Report:
-    async with connect(address) as gateway:
+async def _check(access: Access, max_tokens: int) -> Report:
+    async with connect(access) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         model = models.models[0]
         requests = await probes(gateway, model.model, max_tokens)

@@ -10,7 +10,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+import grpc
 
 from paceline.serving.channels import open_channel
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
@@ -29,11 +32,45 @@ RULES = {
 RULE_NAMES = tuple(filter(None, RULES))
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the gateway is, and what it asks of its callers."""
+
+    address: str
+    """HOST:PORT."""
+    credentials: grpc.ChannelCredentials | None = None
+    """None for plaintext."""
+    server_name: str = ""
+    """Whom its certificate must be for; empty for the host of the address."""
+    token: str = field(default="", repr=False)
+    """Empty where it asks for none."""
+
+
 @asynccontextmanager
-async def connect(address: str) -> AsyncIterator[Stub]:
-    """A stub for the gateway at HOST:PORT; its channel closes at the end of the block."""
-    async with open_channel(address) as channel:
-        yield gateway_pb2_grpc.GatewayServiceStub(channel)
+async def connect(access: Access | str) -> AsyncIterator[Stub]:
+    """A stub for the gateway, at least its HOST:PORT; its channel closes at the block's end."""
+    if isinstance(access, str):
+        access = Access(access)
+    async with open_channel(access.address, access.credentials, access.server_name) as channel:
+        authorized = _Authorized(channel, access.token) if access.token else channel
+        yield gateway_pb2_grpc.GatewayServiceStub(cast(grpc.aio.Channel, authorized))
+
+
+class _Authorized:
+    """The part of a channel that a stub uses; its calls carry a token.
+
+    gRPC's own credentials for calls want TLS on this hop, where a proxy may be the one that has it.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        self._channel = channel
+        self._metadata = (("authorization", f"Bearer {token}"),)
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> partial[Any]:
+        return partial(self._channel.unary_unary(*arguments, **options), metadata=self._metadata)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> partial[Any]:
+        return partial(self._channel.unary_stream(*arguments, **options), metadata=self._metadata)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from paceline.cli.client import (
+    Access,
     Generation,
     GenerationOptions,
     chat_prompt,
@@ -60,7 +61,7 @@ _LONGEST_PATH = 255
 @click.option("--regex", metavar="TEXT", help="Regular expression that the output matches.")
 @click.option("--grammar", metavar="FILE|TEXT", help="Grammar (GBNF or Lark) of the output.")
 @json_option
-def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any) -> None:
+def generate(prompt: str, access: Access, raw: bool, as_json: bool, **options: Any) -> None:
     """Generates from PROMPT, one user turn of the chat template; `-` reads standard input."""
     for name, flag in (
         ("num_log_probs", "--logprobs"),
@@ -71,7 +72,7 @@ def generate(prompt: str, address: str, raw: bool, as_json: bool, **options: Any
     options["constraint"] = _read_constraint(options)
     text = sys.stdin.read() if prompt == "-" else prompt
     message = text_prompt(text) if raw else chat_prompt([("user", text)])
-    run(_generate(address, message, collect(options), as_json))
+    run(_generate(access, message, collect(options), as_json))
 
 
 def _read_constraint(options: dict[str, Any]) -> tuple[str, str] | None:
@@ -92,9 +93,9 @@ def _read_constraint(options: dict[str, Any]) -> tuple[str, str] | None:
 
 
 async def _generate(
-    address: str, prompt: gateway_pb2.Prompt, options: GenerationOptions, as_json: bool
+    access: Access, prompt: gateway_pb2.Prompt, options: GenerationOptions, as_json: bool
 ) -> None:
-    async with connect(address) as gateway:
+    async with connect(access) as gateway:
         request = options.request(prompt)
         if as_json:
             generations = await generate_samples(gateway, request)

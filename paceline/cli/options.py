@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import click
 
 from paceline.bench.prompts import Question, own_questions, read_questions, spread
-from paceline.cli.client import RULE_NAMES, GenerationOptions
+from paceline.cli.client import RULE_NAMES, Access, GenerationOptions
+from paceline.errors import FailedPrecondition
+from paceline.serving.credentials import TlsFiles, client_credentials
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 UINT64 = click.IntRange(0, 2**64 - 1)
@@ -60,13 +63,50 @@ class Bias(click.ParamType[Any]):
 
 
 def address_option(command: _Command) -> _Command:
-    """Adds `--address`."""
-    return click.option(
-        "--address",
-        default=DEFAULT_ADDRESS,
-        envvar="PACELINE_ADDRESS",
-        help="HOST:PORT of the gateway.",
-    )(command)
+    """Adds `--address` and what a gateway may ask for; the command takes them as `access`."""
+
+    @functools.wraps(command)
+    def with_access(*args: Any, **options: Any) -> Any:
+        ca, certificate, key = (options.pop(name) for name in ("ca", "certificate", "key"))
+        address, server_name, token = (
+            options.pop(name) for name in ("address", "server_name", "token")
+        )
+        try:
+            credentials = client_credentials(TlsFiles("", certificate, key, ca)).get()
+        except FailedPrecondition as error:
+            raise click.UsageError(str(error)) from None
+        access = Access(address, credentials, server_name, token)
+        return command(*args, access=access, **options)
+
+    added = (
+        click.option(
+            "--address",
+            default=DEFAULT_ADDRESS,
+            envvar="PACELINE_ADDRESS",
+            help="HOST:PORT of the gateway.",
+        ),
+        _file("--ca", "Speak TLS, with a gateway whose certificate comes from these authorities."),
+        _file("--certificate", "Certificate chain to show the gateway."),
+        _file("--key", "The certificate's key."),
+        click.option(
+            "--server-name",
+            default="",
+            envvar="PACELINE_SERVER_NAME",
+            show_default="host of the address",
+            help="Name that the gateway's certificate must be for.",
+        ),
+        click.option(
+            "--token",
+            default="",
+            envvar="PACELINE_TOKEN",
+            show_default="none",
+            help="Access token; a variable keeps it out of the list of processes.",
+        ),
+    )
+    decorated: _Command = with_access
+    for decorate in reversed(added):
+        decorated = decorate(decorated)
+    return decorated
 
 
 def prompts_option(command: _Command) -> _Command:
@@ -151,3 +191,9 @@ def collect(options: dict[str, Any]) -> GenerationOptions:
 
 def _optional(flag: str, kind: click.ParamType[Any], text: str, unset: str) -> Callable[..., Any]:
     return click.option(flag, type=kind, default=None, show_default=unset, help=text)
+
+
+def _file(flag: str, text: str) -> Callable[..., Any]:
+    variable = f"PACELINE_{flag.removeprefix('--').upper()}"
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option(flag, type=path, envvar=variable, show_default="none", help=f"{text} PEM.")

@@ -71,7 +71,7 @@ async def _measure(
     questions: Sequence[Question], options: dict[str, Any]
 ) -> tuple[Measured, gateway_pb2.ListModelsResponse]:
     wanted = GenerationOptions(max_tokens=options["max_tokens"], temperature=options["temperature"])
-    async with connect(options["address"]) as gateway:
+    async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         total = num_runs(len(models.models[0].draft_sources)) * len(questions)
         with Progress(console=Console(stderr=True)) as progress:

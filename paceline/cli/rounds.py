@@ -7,7 +7,7 @@ import json
 import click
 
 from paceline.bench.rounds import RoundCost, measure_rounds
-from paceline.cli.client import connect
+from paceline.cli.client import Access, connect
 from paceline.cli.options import address_option, json_option
 from paceline.cli.terminal import run
 
@@ -27,10 +27,10 @@ _at_least_one = click.IntRange(min=1)
 @click.option("--max-tokens", type=_at_least_one, default=2000, help="Output tokens per session.")
 @json_option
 def rounds(
-    address: str, sessions: tuple[int, ...], num_draft_tokens: int, max_tokens: int, as_json: bool
+    access: Access, sessions: tuple[int, ...], num_draft_tokens: int, max_tokens: int, as_json: bool
 ) -> None:
     """Measures rounds per second; start the services with a table model as target and draft."""
-    costs = run(_measure(address, sessions, num_draft_tokens, max_tokens))
+    costs = run(_measure(access, sessions, num_draft_tokens, max_tokens))
     if as_json:
         click.echo(json.dumps([cost.as_json() for cost in costs]))
         return
@@ -42,9 +42,9 @@ def rounds(
 
 
 async def _measure(
-    address: str, sessions: tuple[int, ...], num_draft_tokens: int, max_tokens: int
+    access: Access, sessions: tuple[int, ...], num_draft_tokens: int, max_tokens: int
 ) -> list[RoundCost]:
-    async with connect(address) as gateway:
+    async with connect(access) as gateway:
         # The first generation also pays for connections between the services.
         await measure_rounds(gateway, 1, num_draft_tokens, min(max_tokens, 100))
         return [

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import wire
-from paceline.cli.client import connect
+from paceline.cli.client import Access, connect
 from paceline.cli.options import address_option, json_option
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2, speculation_pb2
@@ -23,13 +23,13 @@ COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", 
 @click.command()
 @address_option
 @json_option
-def status(address: str, as_json: bool) -> None:
+def status(access: Access, as_json: bool) -> None:
     """Shows the replicas of both tiers, and whether output is what it should be.
 
     The audit of a verify replica tells how many tokens were judged against their laws, and how near
     to an alarm the evidence ever came; ALARM means that it got there.
     """
-    models = run(_models(address))
+    models = run(_models(access))
     rows = [_row(replica) for replica in models.replicas]
     replays = _replays(models.replays)
     if as_json:
@@ -44,8 +44,8 @@ def status(address: str, as_json: bool) -> None:
         click.echo(f"replays: {counts}")
 
 
-async def _models(address: str) -> gateway_pb2.ListModelsResponse:
-    async with connect(address) as gateway:
+async def _models(access: Access) -> gateway_pb2.ListModelsResponse:
+    async with connect(access) as gateway:
         return await gateway.ListModels(gateway_pb2.ListModelsRequest())
 
 

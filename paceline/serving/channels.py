@@ -41,11 +41,19 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
+def open_channel(
+    address: str, credentials: grpc.ChannelCredentials | None = None, server_name: str = ""
+) -> grpc.aio.Channel:
     """Opens a channel to `address` (host:port); connecting happens at the first call.
+
+    Without credentials it is plaintext. With them the server's certificate must be for
+    `server_name`, or for the host of the address where that is empty.
 
     Call it inside the running event loop that will use the channel, and close it there. Whoever
     ends a stream early must call its `cancel()`: cancelling the task that reads it does not always
     reach the call, and the server's side would then stay open.
     """
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    name = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+    return grpc.aio.secure_channel(address, credentials, options=(*CHANNEL_OPTIONS, *name))

@@ -24,6 +24,7 @@ from pydantic_settings import (
 )
 
 from paceline.errors import FailedPrecondition
+from paceline.serving.credentials import TlsFiles
 from paceline.serving.tracing import Tracer, Untraced
 
 FILE_VARIABLE = "PACELINE_CONFIG"
@@ -47,6 +48,22 @@ class ServerConfig(BaseSettings):
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(
         default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one"
+    )
+    tls_certificate: Path | None = Field(
+        default=None, description="PEM file with this server's certificate chain; unset: plaintext"
+    )
+    tls_key: Path | None = Field(default=None, description="PEM file with its key, unencrypted")
+    tls_ca: Path | None = Field(
+        default=None,
+        description="PEM file of authorities; with it every caller must show a certificate that "
+        "one of them signed",
+    )
+    health_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="port for health checks alone, on the same address and never with TLS; 0 takes "
+        "a free one, unset serves none",
     )
     metrics_port: int | None = Field(
         default=None,
@@ -98,6 +115,10 @@ class ServerConfig(BaseSettings):
         allow_inf_nan=False,
         description="seconds without a message that end a session",
     )
+
+    def tls(self) -> TlsFiles:
+        """What this server shows its callers, and whom it believes."""
+        return TlsFiles("tls-", self.tls_certificate, self.tls_key, self.tls_ca)
 
     def tracer(self) -> Tracer:
         """Where this process sends its spans.

@@ -2,8 +2,8 @@
 
 Standard output carries two lines, for the process that started this one: `listening service=...
 address=...` when the port is bound and `ready service=... address=...` when calls are let in. Where
-metrics are served, `metrics service=... address=...` comes before them. What a service does is not
-known here.
+metrics are served, `metrics service=... address=...` comes before them, and `health ...` does where
+health has a port of its own. What a service does is not known here.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from paceline.errors import PacelineError, Unavailable
 from paceline.serving import logging
 from paceline.serving.channels import SERVER_OPTIONS
 from paceline.serving.config import ServerConfig
+from paceline.serving.credentials import server_credentials
 from paceline.serving.endpoints import Endpoint, Gate, add_endpoints
 from paceline.serving.metrics import CallMetrics, serve_metrics
 
@@ -95,9 +96,12 @@ async def serve(service: Service, config: ServerConfig) -> int:
     stopping = _watch_signals()
     gate, checks = Gate(), health.aio.HealthServicer()
     await _set_health(checks, service, _NOT_SERVING)
-    server = _server(service, config, gate, checks)
+    server, probed = _server(service, config, gate, checks), _health_server(checks)
     try:
-        address = _bind(server, config)
+        address = _bind(server, config.host, config.port, server_credentials(config.tls()))
+        if config.health_port is not None:
+            _announce("health", config, _bind(probed, config.host, config.health_port))
+        await probed.start()
         await server.start()
         await checks.set(LIVENESS, _SERVING)
         _announce("listening", config, address)
@@ -105,6 +109,7 @@ async def serve(service: Service, config: ServerConfig) -> int:
     except (PacelineError, OSError) as error:
         _log.error("start_failed", error=str(error))
         await server.stop(None)
+        await probed.stop(None)
         return 1
     gate.open()
     await _set_health(checks, service, _SERVING)
@@ -114,6 +119,7 @@ async def serve(service: Service, config: ServerConfig) -> int:
     gate.close()
     await _drain(service, config)
     await server.stop(STOP_GRACE_S)
+    await probed.stop(None)
     await service.stop()
     _log.info("stopped")
     return 0
@@ -159,6 +165,13 @@ def _server(
     return server
 
 
+def _health_server(checks: health.aio.HealthServicer) -> grpc.aio.Server:
+    """For probes that speak no TLS: the same answers, and nothing else."""
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    return server
+
+
 def _options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
     if not config.max_connection_age_s:
         return SERVER_OPTIONS
@@ -166,18 +179,23 @@ def _options(config: ServerConfig) -> tuple[tuple[str, int], ...]:
     return (*SERVER_OPTIONS, ("grpc.max_connection_age_ms", age_ms))
 
 
-def _bind(server: grpc.aio.Server, config: ServerConfig) -> str:
-    """Binds the port of the configuration.
+def _bind(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None = None
+) -> str:
+    """Binds a port, 0 for a free one, and gives its address.
 
     Raises:
         Unavailable: the address is taken or is not this machine's.
     """
-    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        port = server.add_insecure_port(f"{host}:{config.port}")
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise Unavailable(f"cannot listen on {host}:{config.port}: {error}") from error
-    return f"{host}:{port}"
+        raise Unavailable(f"cannot listen on {address}: {error}") from error
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 async def _start(service: Service, stopping: asyncio.Event) -> None:

@@ -41,6 +41,7 @@ from paceline.records import (
     VerdictKind,
     VerificationRule,
 )
+from paceline.serving.credentials import TlsFiles, client_credentials
 from paceline.serving.endpoints import Endpoint, Gate, Shape, add_endpoints
 from paceline.v1 import draft_pb2, verify_pb2
 
@@ -505,13 +506,17 @@ class Servers:
 
     async def tiers(self, verify: Sequence[_Tier], draft: Sequence[_Tier] = ()) -> Tiers:
         """The gateway's view of replicas, once each is ready."""
+        plaintext = client_credentials(TlsFiles(""))
         tiers = Tiers(
             Replicas(
                 [tier.address for tier in verify],
                 verify_tier(Tokenizers(self.cache_dir)),
                 resolve_period_s=60,
+                tls=plaintext,
             ),
-            Replicas([tier.address for tier in draft], draft_tier(), resolve_period_s=60),
+            Replicas(
+                [tier.address for tier in draft], draft_tier(), resolve_period_s=60, tls=plaintext
+            ),
         )
         for replicas in (tiers.targets, tiers.sources):
             self.watching.append(replicas)

@@ -15,12 +15,14 @@ from gateway import replicas as replicas_module
 from gateway.replicas import Replicas
 from gateway.tiers import Sources, draft_tier
 from paceline.records import DraftSource
+from paceline.serving.credentials import TlsFiles, client_credentials
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Servers
 
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 SCRIPT = list(range(40, 90))
+PLAINTEXT = client_credentials(TlsFiles(""))
 
 
 def anything(description: Any) -> bool:
@@ -136,7 +138,7 @@ async def test_a_dead_replica_is_noticed_and_found_again(
 
 async def test_an_address_that_nobody_serves(servers: Servers) -> None:
     """A dead address holds nobody up: it was tried, and is not ready."""
-    replicas = Replicas(["127.0.0.1:1"], draft_tier(), resolve_period_s=60)
+    replicas = Replicas(["127.0.0.1:1"], draft_tier(), resolve_period_s=60, tls=PLAINTEXT)
     servers.watching.append(replicas)
     await replicas.start()
     await replicas.wait_tried()
@@ -156,7 +158,7 @@ async def test_names_are_followed(
         return known[target]
 
     monkeypatch.setattr(replicas_module, "_addresses", addresses)
-    replicas = Replicas(["drafts:1"], draft_tier(), resolve_period_s=0.01)
+    replicas = Replicas(["drafts:1"], draft_tier(), resolve_period_s=0.01, tls=PLAINTEXT)
     servers.watching.append(replicas)
     await replicas.start()
     await eventually(lambda: picked(replicas) == a.address)
@@ -187,7 +189,9 @@ async def test_a_name_without_addresses_is_an_empty_tier(
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     port = a.address.rpartition(":")[2]
-    replicas = Replicas([f"a:{port}", f"b:{port}"], draft_tier(), resolve_period_s=60)
+    replicas = Replicas(
+        [f"a:{port}", f"b:{port}"], draft_tier(), resolve_period_s=60, tls=PLAINTEXT
+    )
     servers.watching.append(replicas)
     await replicas.start()
     await replicas.wait_tried()
