@@ -127,6 +127,7 @@ class DraftService:
         return draft_pb2.DraftServiceDescribeModelResponse(
             sources=[wire.encode_source(d.source) for d in self._drafters.values()],
             max_draft_tokens=self._config.max_draft_tokens,
+            zone=self._config.zone,
         )
 
     async def watch_load(

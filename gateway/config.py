@@ -35,6 +35,11 @@ class GatewayConfig(ServerConfig):
         None, description="PEM file with the certificate chain that the tiers are shown, if any"
     )
     tier_key: Path | None = Field(None, description="PEM file with its key, unencrypted")
+    token_file: Path | None = Field(
+        None,
+        description="file of access tokens, a line TENANT:DIGEST each, where DIGEST is the SHA-256 "
+        "of the token in hexadecimal; unset: everybody may call",
+    )
     default_rule: Literal["rejection-block", "rejection-token", "coupled"] = Field(
         "rejection-block",
         description="verification rule of requests that name none and have no seed; with a seed it "

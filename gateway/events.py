@@ -165,6 +165,7 @@ def _replica(
         is_ready=replica.is_ready,
         drafted_token_count=replica.num_drafted,
         accepted_token_count=replica.num_accepted,
+        zone=replica.zone,
     )
     if replica.load is not None:
         message.load.CopyFrom(wire.encode_load(replica.load))

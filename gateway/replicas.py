@@ -11,7 +11,7 @@ import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -22,11 +22,21 @@ from paceline.serving.channels import open_channel
 from paceline.serving.credentials import ClientTls
 from paceline.serving.statuses import error_of
 
-DescriptionT = TypeVar("DescriptionT")
+
+class Description(Protocol):
+    """What every replica says of itself, whatever its tier."""
+
+    @property
+    def zone(self) -> str:
+        """Where it runs; empty where it was not told."""
+
+
+DescriptionT = TypeVar("DescriptionT", bound=Description)
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
 _POLL_S = 0.05
 _MAX_REOPENINGS = 8
+_FAR_FACTOR, _FAR_SESSIONS = 2, 4
 _log = structlog.get_logger(__name__)
 
 
@@ -65,6 +75,11 @@ class Replica(Generic[DescriptionT]):
     def is_ready(self) -> bool:
         """Whether it takes new sessions."""
         return self._is_connected and not (self.load is not None and self.load.is_draining)
+
+    @property
+    def zone(self) -> str:
+        """Where it runs, as it says; empty before it was asked."""
+        return "" if self.description is None else self.description.zone
 
     @property
     def num_sessions(self) -> int:
@@ -124,7 +139,9 @@ class Replicas(Generic[DescriptionT]):
         *,
         resolve_period_s: float,
         tls: ClientTls,
+        zone: str = "",
     ) -> None:
+        self._zone = zone
         self._targets = targets
         self._client = client
         self._tls = tls
@@ -163,7 +180,8 @@ class Replicas(Generic[DescriptionT]):
     ) -> Replica[DescriptionT] | None:
         """The preferred one of the ready replicas that fit, else the least loaded.
 
-        An avoided one only if there is no other.
+        A replica outside of the own zone counts as if it had twice its sessions and four more. An
+        avoided one is picked only if there is no other.
         """
         fitting = [
             replica
@@ -174,7 +192,13 @@ class Replicas(Generic[DescriptionT]):
         fitting = [r for r in fitting if r.address == preferred] or fitting
         if not fitting:
             return None
-        return min(fitting, key=lambda replica: (replica.num_sessions, random.random()))
+        return min(fitting, key=lambda replica: (self._burden(replica), random.random()))
+
+    def _burden(self, replica: Replica[DescriptionT]) -> int:
+        """Sessions, more for a way that is longer: rounds should not cross zones without need."""
+        if self._zone in ("", replica.zone):
+            return replica.num_sessions
+        return _FAR_FACTOR * replica.num_sessions + _FAR_SESSIONS
 
     async def start(self) -> None:
         """Finds the replicas and keeps looking for new ones."""

@@ -19,9 +19,10 @@ from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
 from gateway.record import Observers
 from gateway.replay import Replayer
-from gateway.replicas import Replicas
+from gateway.replicas import DescriptionT, Replicas, TierClient
 from gateway.request import check_ids, read_generation, read_num_samples, read_prompt
 from gateway.samples import run_samples
+from gateway.tenants import Tenants
 from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
 from gateway.watch import Watch
@@ -44,14 +45,12 @@ class GatewayService:
         self._config = config
         self._default_rule = VerificationRule[config.default_rule.upper().replace("-", "_")]
         self._admission = Admission(config.max_generations)
-        period_s = config.resolve_period_s
         tokenizers = Tokenizers(config.tokenizer_cache_dir)
+        self._tenants = Tenants(config.token_file)
         self._tls = client_credentials(config.tier_tls())
         self._tiers = Tiers(
-            Replicas(
-                config.verify, verify_tier(tokenizers), resolve_period_s=period_s, tls=self._tls
-            ),
-            Replicas(config.draft, draft_tier(), resolve_period_s=period_s, tls=self._tls),
+            self._replicas(config.verify, verify_tier(tokenizers)),
+            self._replicas(config.draft, draft_tier()),
         )
         self.registry = new_registry()
         self._metrics = GatewayMetrics(self.registry, config.price_per_hour)
@@ -66,17 +65,19 @@ class GatewayService:
         return True
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Every RPC."""
-        return (
+        """Every RPC; with tokens, only for who has one."""
+        every = (
             Endpoint("Generate", Shape.SERVER_STREAM, gateway_pb2.GenerateRequest, self.generate),
             Endpoint("Complete", Shape.UNARY, gateway_pb2.CompleteRequest, self.complete),
             Endpoint("ListModels", Shape.UNARY, gateway_pb2.ListModelsRequest, self.list_models),
             Endpoint("Tokenize", Shape.UNARY, gateway_pb2.TokenizeRequest, self.tokenize),
             Endpoint("Detokenize", Shape.UNARY, gateway_pb2.DetokenizeRequest, self.detokenize),
         )
+        return tuple(map(self._tenants.guard, every))
 
     async def start(self) -> None:
         """Finds the replicas; returns once a target is ready and every draft was asked once."""
+        self._tenants.load()
         self._tls.get()  # files that are wrong end the start, whether or not there are replicas
         self._tracer = self._config.tracer()
         await self._tiers.targets.start()
@@ -101,6 +102,7 @@ class GatewayService:
     ) -> AsyncGenerator[gateway_pb2.GenerateResponse, None]:
         """Streams the samples of one prompt."""
         arrived_s = time.perf_counter()
+        request.cache_domain = self._tenants.domain(request.cache_domain, context)
         limit = min(self._config.max_samples, self._config.max_generations)
         num_samples = read_num_samples(request, limit)
         with self._admission.enter(num_samples):
@@ -164,6 +166,18 @@ class GatewayService:
         target = choose_target(self._tiers.targets, request.model)
         check_ids(request.token_ids, target.model, field="token_ids")
         return gateway_pb2.DetokenizeResponse(text=target.tokenizer.decode(request.token_ids))
+
+    def _replicas(
+        self, targets: Sequence[str], client: TierClient[DescriptionT]
+    ) -> Replicas[DescriptionT]:
+        config = self._config
+        return Replicas(
+            targets,
+            client,
+            resolve_period_s=config.resolve_period_s,
+            tls=self._tls,
+            zone=config.zone,
+        )
 
 
 def _deadline_s(context: Context) -> float | None:

@@ -27,6 +27,7 @@ class Target:
     max_draft_tokens: int
     rules: frozenset[VerificationRule]
     tokenizer: Tokenizer
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Sources:
 
     sources: tuple[DraftSource, ...]
     max_draft_tokens: int
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ async def _describe_target(tokenizers: Tokenizers, channel: grpc.aio.Channel) ->
         answer.max_draft_tokens,
         frozenset(wire.decode_rule(rule, field="rules") for rule in answer.rules),
         await tokenizers.get(model.fingerprint, fetch),
+        answer.zone,
     )
 
 
@@ -79,7 +82,7 @@ async def _describe_sources(channel: grpc.aio.Channel) -> Sources:
     answer = await stub.DescribeModel(
         draft_pb2.DraftServiceDescribeModelRequest(), timeout=_TIMEOUT_S
     )
-    return Sources(wire.decode_sources(answer.sources), answer.max_draft_tokens)
+    return Sources(wire.decode_sources(answer.sources), answer.max_draft_tokens, answer.zone)
 
 
 async def _watch_target(channel: grpc.aio.Channel) -> AsyncIterator[ReplicaLoad]:

@@ -132,6 +132,7 @@ class VerifyService:
             rules=[
                 speculation_pb2.VerificationRule.ValueType(rule.value) for rule in VerificationRule
             ],
+            zone=self._config.zone,
         )
 
     async def get_tokenizer(

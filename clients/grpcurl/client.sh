@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
 # A client of the gateway with grpcurl: text as it comes, a refusal with its details, a deadline.
 #
-# `client.sh [HOST:PORT [PROMPT]]`. GRPCURL names the command, if it has another name.
+# `client.sh [HOST:PORT [PROMPT]]`. GRPCURL names the command, if it has another name. PACELINE_CA names
+# a PEM file of authorities and turns TLS on, PACELINE_TOKEN holds an access token.
 set -uo pipefail
 
 address=${1:-127.0.0.1:50051}
 text=${2:-Name three rivers in Europe.}
 grpcurl=${GRPCURL:-grpcurl}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+access=(-plaintext)
+[[ -n ${PACELINE_CA:-} ]] && access=(-cacert "$PACELINE_CA")
+[[ -n ${PACELINE_TOKEN:-} ]] && access+=(-H "authorization: Bearer $PACELINE_TOKEN")
 prompt="{\"chat\": {\"messages\": [{\"role\": \"user\", \"content\": \"$text\"}]}}"
 
 # call METHOD JSON [FLAG...]: one call; an object per answer, a status as text.
 call() {
-  "$grpcurl" -plaintext -import-path "$root/protos" -proto paceline/v1/gateway.proto \
+  "$grpcurl" "${access[@]}" -import-path "$root/protos" -proto paceline/v1/gateway.proto \
     -import-path "$root/clients" -proto error_details.proto -d "$2" "${@:3}" \
     "$address" "paceline.v1.GatewayService/$1" 2>&1
 }

@@ -1,9 +1,11 @@
 // A client of the gateway: text as it comes, a refusal with its details, a deadline.
 //
 // `npm ci && node client.js [HOST:PORT [PROMPT]]`. Nothing is generated: the contract is read from
-// the folder `protos/` of this repository when the client starts.
+// the folder `protos/` of this repository when the client starts. The variable PACELINE_CA names a PEM
+// file of authorities and turns TLS on, PACELINE_TOKEN holds an access token.
 "use strict";
 
+const fs = require("node:fs");
 const path = require("node:path");
 const grpc = require("@grpc/grpc-js");
 const protoLoader = require("@grpc/proto-loader");
@@ -19,6 +21,9 @@ const Status = definition["google.rpc.Status"];
 const ErrorInfo = definition["google.rpc.ErrorInfo"];
 
 const prompt = { chat: { messages: [{ role: "user", content: text }] } };
+const { PACELINE_CA: ca, PACELINE_TOKEN: token } = process.env;
+const metadata = new grpc.Metadata();
+if (token) metadata.set("authorization", `Bearer ${token}`);
 const inMs = (ms) => ({ deadline: Date.now() + ms });
 
 // The ErrorInfo of a failed call.
@@ -32,7 +37,7 @@ function errorInfo(error) {
 // Streams one generation, piece by piece, then its figures.
 async function printText(gateway) {
   const request = { prompt, sampling: { temperature: 0 }, max_tokens: 32 };
-  for await (const event of gateway.Generate(request, inMs(60_000))) {
+  for await (const event of gateway.Generate(request, metadata, inMs(60_000))) {
     if (event.event === "tokens") process.stdout.write(event.tokens.text);
     if (event.event === "finished") {
       const { usage, stats } = event.finished;
@@ -45,7 +50,7 @@ async function printText(gateway) {
 function printRefusal(gateway) {
   const generation = { prompt, sampling: { temperature: -1 } };
   return new Promise((done) => {
-    gateway.Complete({ generation }, inMs(60_000), (error) => {
+    gateway.Complete({ generation }, metadata, inMs(60_000), (error) => {
       const { domain, reason, metadata } = errorInfo(error);
       console.log(`${grpc.status[error.code]}: ${error.details}`);
       console.log(domain, reason, JSON.stringify(metadata));
@@ -59,7 +64,7 @@ async function printDeadline(gateway) {
   const request = { prompt, sampling: { temperature: 0, ignore_eos: true } };
   let numTokens = 0;
   try {
-    for await (const event of gateway.Generate(request, inMs(500))) {
+    for await (const event of gateway.Generate(request, metadata, inMs(500))) {
       numTokens += event.tokens?.token_ids.length ?? 0;
     }
   } catch (error) {
@@ -68,7 +73,8 @@ async function printDeadline(gateway) {
 }
 
 async function main() {
-  const credentials = grpc.credentials.createInsecure();
+  const { createInsecure, createSsl } = grpc.credentials;
+  const credentials = ca ? createSsl(fs.readFileSync(ca)) : createInsecure();
   const gateway = new paceline.v1.GatewayService(address, credentials);
   await printText(gateway);
   await printRefusal(gateway);

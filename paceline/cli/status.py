@@ -17,7 +17,7 @@ from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2, speculation_pb2
 
 FINGERPRINT_LENGTH = 8
-COLUMNS = ("tier", "address", "health", "serves", "model id", "open", "blocks", "accepted")
+COLUMNS = ("tier", "address", "zone", "health", "serves", "model id", "open", "blocks", "accepted")
 
 
 @click.command()
@@ -66,6 +66,7 @@ def _row(replica: gateway_pb2.Replica) -> dict[str, Any]:
     return {
         "tier": gateway_pb2.Tier.Name(replica.tier).removeprefix("TIER_").lower(),
         "address": replica.address,
+        "zone": replica.zone,
         "health": _health(replica),
         "model": replica.model.name,
         "fingerprint": replica.model.fingerprint,
@@ -110,6 +111,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         table.add_row(
             row["tier"],
             row["address"],
+            row["zone"] or "-",
             row["health"],
             ", ".join(row["draft_sources"]) or row["model"],
             row["fingerprint"][:FINGERPRINT_LENGTH] or "-",

@@ -71,6 +71,10 @@ class ServerConfig(BaseSettings):
         le=65535,
         description="port for /metrics, on the same address; 0 takes a free one, unset serves none",
     )
+    zone: str = Field(
+        default="",
+        description="where this process runs; a gateway prefers replicas of its own zone",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"
     )

@@ -314,8 +314,11 @@ class DraftServiceDescribeModelResponse(_message.Message):
 
     SOURCES_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
     """Longest proposal that this replica makes."""
+    zone: _builtins.str
+    """Where the replica runs: gateways prefer those of their own zone. Empty where it was not told."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___DraftSource]:
         """The default comes first."""
@@ -325,10 +328,11 @@ class DraftServiceDescribeModelResponse(_message.Message):
         *,
         sources: _abc.Iterable[Global___DraftSource] | None = ...,
         max_draft_tokens: _builtins.int = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "sources", b"sources"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "sources", b"sources", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -296,7 +296,9 @@ class GenerateRequest(_message.Message):
     generation; all run on one verify replica, which runs the prompt once.
     """
     cache_domain: _builtins.str
-    """Tenant salt of the prefix cache. Empty shares within the empty domain."""
+    """Tenant salt of the prefix cache. Empty shares within the empty domain. Where the gateway asks
+    for access tokens it is the token's tenant: empty takes that, another is PERMISSION_DENIED.
+    """
     request_id: _builtins.str
     """The client's id for this request, for logs. Empty lets the gateway make one."""
     first_sample_index: _builtins.int
@@ -973,6 +975,7 @@ class Replica(_message.Message):
     DRAFT_SOURCES_FIELD_NUMBER: _builtins.int
     DRAFTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     tier: Global___Tier.ValueType
     """Its tier."""
     address: _builtins.str
@@ -983,6 +986,8 @@ class Replica(_message.Message):
     """Draft tokens verified and accepted through this gateway since it started."""
     accepted_token_count: _builtins.int
     """See drafted_token_count."""
+    zone: _builtins.str
+    """Where it runs, as it says. Empty where it was not told."""
     @_builtins.property
     def model(self) -> _speculation_pb2.ModelIdentity:
         """Its model; for a draft replica that of its first source that has one."""
@@ -1006,10 +1011,11 @@ class Replica(_message.Message):
         draft_sources: _abc.Iterable[_builtins.str] | None = ...,
         drafted_token_count: _builtins.int = ...,
         accepted_token_count: _builtins.int = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_token_count", b"accepted_token_count", "address", b"address", "draft_sources", b"draft_sources", "drafted_token_count", b"drafted_token_count", "is_ready", b"is_ready", "load", b"load", "model", b"model", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_token_count", b"accepted_token_count", "address", b"address", "draft_sources", b"draft_sources", "drafted_token_count", b"drafted_token_count", "is_ready", b"is_ready", "load", b"load", "model", b"model", "tier", b"tier", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class GatewayServiceStub:
-    """Generates text with the target's exact law, sooner.
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
     """
 
     def __init__(self, channel):
@@ -63,7 +64,8 @@ class GatewayServiceStub:
 
 
 class GatewayServiceServicer:
-    """Generates text with the target's exact law, sooner.
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
     """
 
     def Generate(self, request, context):
@@ -80,6 +82,7 @@ class GatewayServiceServicer:
         RESOURCE_EXHAUSTED - too many generations; retry after RetryInfo.
         UNAVAILABLE - no target is ready, or two died under this generation; retry after RetryInfo.
         DEADLINE_EXCEEDED - the caller's deadline passed; what was streamed is valid.
+        PERMISSION_DENIED - cache_domain names another tenant than the access token's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,7 +169,8 @@ def add_GatewayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GatewayService:
-    """Generates text with the target's exact law, sooner.
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
     """
 
     @staticmethod

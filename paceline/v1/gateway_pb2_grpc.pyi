@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GatewayServiceStub:
-    """Generates text with the target's exact law, sooner."""
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,6 +49,7 @@ class GatewayServiceStub:
       RESOURCE_EXHAUSTED - too many generations; retry after RetryInfo.
       UNAVAILABLE - no target is ready, or two died under this generation; retry after RetryInfo.
       DEADLINE_EXCEEDED - the caller's deadline passed; what was streamed is valid.
+      PERMISSION_DENIED - cache_domain names another tenant than the access token's.
     """
     Complete: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.CompleteRequest, _gateway_pb2.CompleteResponse]
     """Generates and answers once, with the same errors as Generate.
@@ -79,7 +82,9 @@ class GatewayServiceStub:
 
 @_typing.type_check_only
 class GatewayServiceAsyncStub(GatewayServiceStub):
-    """Generates text with the target's exact law, sooner."""
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_gateway_pb2.GenerateRequest, _gateway_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -96,6 +101,7 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
       RESOURCE_EXHAUSTED - too many generations; retry after RetryInfo.
       UNAVAILABLE - no target is ready, or two died under this generation; retry after RetryInfo.
       DEADLINE_EXCEEDED - the caller's deadline passed; what was streamed is valid.
+      PERMISSION_DENIED - cache_domain names another tenant than the access token's.
     """
     Complete: _aio.UnaryUnaryMultiCallable[_gateway_pb2.CompleteRequest, _gateway_pb2.CompleteResponse]  # type: ignore[assignment]
     """Generates and answers once, with the same errors as Generate.
@@ -127,7 +133,9 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates text with the target's exact law, sooner."""
+    """Generates text with the target's exact law, sooner. Where the gateway asks for access tokens, as
+    metadata `authorization: Bearer TOKEN`, every call without a known one is UNAUTHENTICATED.
+    """
 
     @_abc_1.abstractmethod
     def Generate(
@@ -148,6 +156,7 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
           RESOURCE_EXHAUSTED - too many generations; retry after RetryInfo.
           UNAVAILABLE - no target is ready, or two died under this generation; retry after RetryInfo.
           DEADLINE_EXCEEDED - the caller's deadline passed; what was streamed is valid.
+          PERMISSION_DENIED - cache_domain names another tenant than the access token's.
         """
 
     @_abc_1.abstractmethod

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import speculation_pb2 as paceline_dot_v1_dot_speculation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x1dpaceline/v1/speculation.proto\"n\n\rVerifyRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.paceline.v1.VerifyOpenH\x00\x12)\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x42\t\n\x07message\"R\n\nVerifyOpen\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\"q\n\x0eVerifyResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.paceline.v1.VerifyOpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x42\t\n\x07message\"Z\n\x0cVerifyOpened\x12\x1c\n\x14\x63\x61\x63hed_prefix_length\x18\x01 \x01(\x05\x12\x12\n\nmax_length\x18\x02 \x01(\x05\x12\x18\n\x10max_draft_tokens\x18\x03 \x01(\x05\"#\n!VerifyServiceDescribeModelRequest\"\x97\x01\n\"VerifyServiceDescribeModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\x05\x12,\n\x05rules\x18\x03 \x03(\x0e\x32\x1d.paceline.v1.VerificationRule\"\x15\n\x13GetTokenizerRequest\"%\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"2\n\x1dVerifyServiceWatchLoadRequest\x12\x11\n\tperiod_ms\x18\x01 \x01(\x05\"H\n\x1eVerifyServiceWatchLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.paceline.v1.ReplicaLoad2\x87\x03\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12p\n\rDescribeModel\x12..paceline.v1.VerifyServiceDescribeModelRequest\x1a/.paceline.v1.VerifyServiceDescribeModelResponse\x12U\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponse0\x01\x12\x66\n\tWatchLoad\x12*.paceline.v1.VerifyServiceWatchLoadRequest\x1a+.paceline.v1.VerifyServiceWatchLoadResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/verify.proto\x12\x0bpaceline.v1\x1a\x1dpaceline/v1/speculation.proto\"n\n\rVerifyRequest\x12\'\n\x04open\x18\x01 \x01(\x0b\x32\x17.paceline.v1.VerifyOpenH\x00\x12)\n\x08proposal\x18\x02 \x01(\x0b\x32\x15.paceline.v1.ProposalH\x00\x42\t\n\x07message\"R\n\nVerifyOpen\x12)\n\x07session\x18\x01 \x01(\x0b\x32\x18.paceline.v1.SessionSpec\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\"q\n\x0eVerifyResponse\x12+\n\x06opened\x18\x01 \x01(\x0b\x32\x19.paceline.v1.VerifyOpenedH\x00\x12\'\n\x07verdict\x18\x02 \x01(\x0b\x32\x14.paceline.v1.VerdictH\x00\x42\t\n\x07message\"Z\n\x0cVerifyOpened\x12\x1c\n\x14\x63\x61\x63hed_prefix_length\x18\x01 \x01(\x05\x12\x12\n\nmax_length\x18\x02 \x01(\x05\x12\x18\n\x10max_draft_tokens\x18\x03 \x01(\x05\"#\n!VerifyServiceDescribeModelRequest\"\xa5\x01\n\"VerifyServiceDescribeModelResponse\x12)\n\x05model\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\x05\x12,\n\x05rules\x18\x03 \x03(\x0e\x32\x1d.paceline.v1.VerificationRule\x12\x0c\n\x04zone\x18\x04 \x01(\t\"\x15\n\x13GetTokenizerRequest\"%\n\x14GetTokenizerResponse\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"2\n\x1dVerifyServiceWatchLoadRequest\x12\x11\n\tperiod_ms\x18\x01 \x01(\x05\"H\n\x1eVerifyServiceWatchLoadResponse\x12&\n\x04load\x18\x01 \x01(\x0b\x32\x18.paceline.v1.ReplicaLoad2\x87\x03\n\rVerifyService\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12p\n\rDescribeModel\x12..paceline.v1.VerifyServiceDescribeModelRequest\x1a/.paceline.v1.VerifyServiceDescribeModelResponse\x12U\n\x0cGetTokenizer\x12 .paceline.v1.GetTokenizerRequest\x1a!.paceline.v1.GetTokenizerResponse0\x01\x12\x66\n\tWatchLoad\x12*.paceline.v1.VerifyServiceWatchLoadRequest\x1a+.paceline.v1.VerifyServiceWatchLoadResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,15 +43,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYSERVICEDESCRIBEMODELREQUEST']._serialized_start=475
   _globals['_VERIFYSERVICEDESCRIBEMODELREQUEST']._serialized_end=510
   _globals['_VERIFYSERVICEDESCRIBEMODELRESPONSE']._serialized_start=513
-  _globals['_VERIFYSERVICEDESCRIBEMODELRESPONSE']._serialized_end=664
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=666
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=687
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=689
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=726
-  _globals['_VERIFYSERVICEWATCHLOADREQUEST']._serialized_start=728
-  _globals['_VERIFYSERVICEWATCHLOADREQUEST']._serialized_end=778
-  _globals['_VERIFYSERVICEWATCHLOADRESPONSE']._serialized_start=780
-  _globals['_VERIFYSERVICEWATCHLOADRESPONSE']._serialized_end=852
-  _globals['_VERIFYSERVICE']._serialized_start=855
-  _globals['_VERIFYSERVICE']._serialized_end=1246
+  _globals['_VERIFYSERVICEDESCRIBEMODELRESPONSE']._serialized_end=678
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=680
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=701
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=703
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=740
+  _globals['_VERIFYSERVICEWATCHLOADREQUEST']._serialized_start=742
+  _globals['_VERIFYSERVICEWATCHLOADREQUEST']._serialized_end=792
+  _globals['_VERIFYSERVICEWATCHLOADRESPONSE']._serialized_start=794
+  _globals['_VERIFYSERVICEWATCHLOADRESPONSE']._serialized_end=866
+  _globals['_VERIFYSERVICE']._serialized_start=869
+  _globals['_VERIFYSERVICE']._serialized_end=1260
 # @@protoc_insertion_point(module_scope)

@@ -167,8 +167,11 @@ class VerifyServiceDescribeModelResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     max_draft_tokens: _builtins.int
     """Longest proposal accepted."""
+    zone: _builtins.str
+    """Where the replica runs: gateways prefer those of their own zone. Empty where it was not told."""
     @_builtins.property
     def model(self) -> _speculation_pb2.ModelIdentity:
         """Which model."""
@@ -183,10 +186,11 @@ class VerifyServiceDescribeModelResponse(_message.Message):
         model: _speculation_pb2.ModelIdentity | None = ...,
         max_draft_tokens: _builtins.int = ...,
         rules: _abc.Iterable[_speculation_pb2.VerificationRule.ValueType] | None = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "model", b"model", "rules", b"rules"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_draft_tokens", b"max_draft_tokens", "model", b"model", "rules", b"rules", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

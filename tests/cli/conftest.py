@@ -110,7 +110,12 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             open_session_count=2, held_block_count=3, audit=wire.encode_audit(self.audit)
         )
         verify = gateway_pb2.Replica(
-            tier=gateway_pb2.TIER_VERIFY, address="v:1", is_ready=True, model=MODEL, load=load
+            tier=gateway_pb2.TIER_VERIFY,
+            address="v:1",
+            is_ready=True,
+            model=MODEL,
+            load=load,
+            zone="west",
         )
         draft = gateway_pb2.Replica(
             tier=gateway_pb2.TIER_DRAFT,

@@ -16,6 +16,7 @@ def test_json_lists_every_replica(gateway: Any, paceline: Any) -> None:
     assert {
         "tier": "verify",
         "address": "v:1",
+        "zone": "west",
         "health": "ready",
         "model": "letters",
         "fingerprint": "0123456789abcdef",
@@ -52,7 +53,7 @@ def test_table_lists_every_replica(gateway: Any, paceline: Any) -> None:
     result = paceline("status")
     assert result.exit_code == 0
     verify = next(line for line in result.stdout.splitlines() if "v:1" in line)
-    assert {"letters", "01234567", "2", "3/3"} <= set(verify.split())
+    assert {"west", "letters", "01234567", "2", "3/3"} <= set(verify.split())
     assert any("75%" in line for line in result.stdout.splitlines())
 
 

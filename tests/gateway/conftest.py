@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gateway.commit import Committed, Committer, Ending
 from gateway.draft_length import DraftLengthPolicy, FixedLength
-from gateway.replicas import Replicas
+from gateway.replicas import DescriptionT, Replicas
 from gateway.round import Pair, run_rounds
 from gateway.stats import SpeculationStats
 from gateway.tiers import Tiers, draft_tier, verify_tier
@@ -274,6 +274,7 @@ class _Tier:
     server: grpc.aio.Server | None = None
     dying: asyncio.Task[None] | None = None
     max_draft_tokens: int = 8
+    zone: str = ""
 
     async def serve(self, address: str = "127.0.0.1:0") -> None:
         """Starts the server."""
@@ -371,6 +372,7 @@ class VerifyTier(_Tier):
         return verify_pb2.VerifyServiceDescribeModelResponse(
             model=wire.encode_identity(self.identity),
             max_draft_tokens=self.max_draft_tokens,
+            zone=self.zone,
             rules=[rule.value for rule in self.rules],  # type: ignore[misc]  # enum values
         )
 
@@ -445,6 +447,7 @@ class DraftTier(_Tier):
         return draft_pb2.DraftServiceDescribeModelResponse(
             sources=[wire.encode_source(source) for source in self.sources],
             max_draft_tokens=self.max_draft_tokens,
+            zone=self.zone,
         )
 
     async def _watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
@@ -518,13 +521,18 @@ class Servers:
                 [tier.address for tier in draft], draft_tier(), resolve_period_s=60, tls=plaintext
             ),
         )
-        for replicas in (tiers.targets, tiers.sources):
-            self.watching.append(replicas)
-            await replicas.start()
-            await replicas.wait_tried()
+        await self.watch(tiers.targets)
+        await self.watch(tiers.sources)
         assert len(verify) == len(tiers.targets.ready())
         assert len(draft) == len(tiers.sources.ready())
         return tiers
+
+    async def watch(self, replicas: Replicas[DescriptionT]) -> Replicas[DescriptionT]:
+        """Replicas that were found and asked."""
+        self.watching.append(replicas)
+        await replicas.start()
+        await replicas.wait_tried()
+        return replicas
 
     async def stop(self) -> None:
         """Ends everything."""

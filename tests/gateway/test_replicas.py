@@ -18,7 +18,7 @@ from paceline.records import DraftSource
 from paceline.serving.credentials import TlsFiles, client_credentials
 
 if TYPE_CHECKING:
-    from tests.gateway.conftest import Servers
+    from tests.gateway.conftest import DraftTier, Servers
 
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 SCRIPT = list(range(40, 90))
@@ -107,6 +107,48 @@ async def test_excluded_and_avoided(servers: Servers) -> None:
         picked(sources, avoided=[a.address], excluded=[b.address]) for _ in range(10)
     }
     assert "" == picked(sources, excluded=[a.address, b.address])
+
+
+async def zoned(servers: Servers, own: str, *zones: str) -> tuple[Replicas[Any], list[DraftTier]]:
+    """A gateway's view, in its zone, of drafts in theirs."""
+    tiers = [await servers.draft(SCRIPT, zone=zone) for zone in zones]
+    replicas = await servers.watch(
+        Replicas(
+            [tier.address for tier in tiers],
+            draft_tier(),
+            resolve_period_s=60,
+            tls=PLAINTEXT,
+            zone=own,
+        )
+    )
+    return replicas, tiers
+
+
+async def test_the_own_zone_goes_first(servers: Servers, eventually: Eventually) -> None:
+    """Until a replica elsewhere stays behind with twice its sessions and four more."""
+    replicas, (home, far) = await zoned(servers, "west", "west", "east")
+    assert {"west", "east"} == {replica.zone for replica in replicas.all()}
+    for at_home, elsewhere, expected in ((3, 0, home), (5, 0, far), (23, 10, home), (25, 10, far)):
+        home.set_load(num_open_sessions=at_home)
+        far.set_load(num_open_sessions=elsewhere)
+        loads = {home.address: at_home, far.address: elsewhere}
+        await eventually(lambda: all(r.num_sessions == loads[r.address] for r in replicas.all()))  # noqa: B023 - awaited here
+        assert {expected.address} == {picked(replicas) for _ in range(10)}
+
+
+async def test_another_zone_where_the_own_has_none(servers: Servers) -> None:
+    """Not ready, left out, or not there at all: answers matter more than ways."""
+    replicas, (home, far) = await zoned(servers, "west", "west", "east")
+    assert far.address == picked(replicas, excluded=[home.address])
+    assert far.address == picked(replicas, avoided=[home.address])
+    elsewhere, tiers = await zoned(servers, "north", "west", "")
+    assert {tier.address for tier in tiers} == {picked(elsewhere) for _ in range(60)}
+
+
+async def test_without_a_zone_all_are_near(servers: Servers) -> None:
+    """A gateway that was not told its zone picks by load alone."""
+    replicas, tiers = await zoned(servers, "", "west", "")
+    assert {tier.address for tier in tiers} == {picked(replicas) for _ in range(60)}
 
 
 async def test_only_what_fits_is_picked(servers: Servers) -> None:

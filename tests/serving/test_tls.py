@@ -9,7 +9,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -53,7 +53,8 @@ class Running:
 
 async def echo(channel: grpc.aio.Channel) -> bytes:
     """One message there and back."""
-    stream = channel.stream_stream(f"/{NAME}/Echo")(iter([HELLO]), timeout=20)
+    start: Any = channel.stream_stream(f"/{NAME}/Echo")
+    stream = start(iter([HELLO]), timeout=20)
     answer: bytes = await stream.read()
     return answer
 
@@ -116,7 +117,8 @@ async def test_callers_must_show_a_certificate(certificates: Certificates, tmp_p
         await server.refuses(TlsFiles("", *stranger, certificates.ca))
         assert health_pb2.HealthCheckResponse.SERVING == await health(plaintext)
         with pytest.raises(grpc.aio.AioRpcError) as caught:  # nothing but health is there
-            await plaintext.unary_unary(f"/{NAME}/Echo")(HELLO, timeout=20)
+            call: Any = plaintext.unary_unary(f"/{NAME}/Echo")
+            await call(HELLO, timeout=20)
         assert grpc.StatusCode.UNIMPLEMENTED == caught.value.code()
 
 
@@ -128,7 +130,8 @@ async def test_files_change_while_it_runs(certificates: Certificates) -> None:
     flags = (*shown(certificates, "127.0.0.1"), "--tls-ca", certificates.ca)
     files = TlsFiles("", *certificates.issue("gateway", "gateway"), certificates.ca)
     async with serving(*flags) as server, server.open(files) as before:
-        stream = before.stream_stream(f"/{NAME}/Echo")()
+        start: Any = before.stream_stream(f"/{NAME}/Echo")
+        stream = start()
         await stream.write(HELLO)
         assert HELLO == await stream.read()
         old = client_credentials(files).get()
