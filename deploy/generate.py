@@ -30,6 +30,8 @@ CONFIGS: dict[str, type[ServerConfig]] = {
 # What the chart decides by itself, mostly because another object must agree with it.
 OWN = {
     *("config", "host", "port", "metrics_port", "drain_timeout_s", "lame_duck_s", "log_format"),
+    *("tls_certificate", "tls_key", "tls_ca", "health_port", "token_file"),
+    *("tier_certificate", "tier_key", "tier_ca"),
     *("verify", "draft", "tokenizer_cache_dir", "cache_dir", "device", "model", "target", "source"),
 }
 KEY = re.compile(r"( *)([A-Za-z]\w*):(?: (.*))?")

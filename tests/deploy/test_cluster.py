@@ -6,6 +6,7 @@ service of a network of their own, so this is also where discovery is tested as 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -16,10 +17,11 @@ from typing import Any
 
 import grpc
 import pytest
+import trustme
 
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
-from tests.deploy.mini_kubelet import CACHE, MiniKubelet
-from tests.deploy.rendering import Object, render
+from tests.deploy.mini_kubelet import CACHE, MiniKubelet, Store
+from tests.deploy.rendering import Object, of_kind, render
 
 pytestmark = [
     pytest.mark.deploy,
@@ -48,7 +50,7 @@ def walk(prompt: str) -> str:
     return "".join(LETTERS[(start + i) % len(LETTERS)] for i in range(NUM_TOKENS))
 
 
-def objects(*, verify: int, draft: int) -> list[Object]:
+def objects(*, verify: int, draft: int, **values: Any) -> list[Object]:
     """The chart with table models, which need no weights, and so many pods."""
     small = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
     ends = {"preStopSeconds": 4, "drainTimeoutSeconds": 60, "resources": small}
@@ -62,7 +64,7 @@ def objects(*, verify: int, draft: int) -> list[Object]:
             "sources": [f"table:{CACHE}/draft.json", "ngram"],
             "settings": settings,
         },
-        test={"prompt": "abc"},
+        **{"test": {"prompt": "abc"}, **values},
     )
 
 
@@ -73,7 +75,8 @@ def cluster(tmp_path: Path) -> Iterator[MiniKubelet]:
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     with (tmp_path / "log").open("w") as log:
-        kubelet = MiniKubelet([tmp_path / f"{name}.json" for name in files], log)
+        store = Store([tmp_path / f"{name}.json" for name in files], tmp_path / "secrets")
+        kubelet = MiniKubelet(store, log)
         try:
             yield kubelet
         finally:
@@ -171,3 +174,56 @@ def test_a_pod_that_loads_is_alive_and_not_ready(cluster: MiniKubelet) -> None:
     cluster.apply(objects(verify=1, draft=0))
     cluster.wait_ready({GATEWAY: 1, VERIFY: 1})
     assert [gateway.address] == cluster.addresses_of("shop-paceline-gateway")
+
+
+def write_secrets(folder: Path, chart: list[Object], token: str) -> bytes:
+    """What cert-manager and an operator would write; returns the authority's certificate."""
+    authority = trustme.CA()
+    for one in of_kind(chart, "Certificate").values():
+        issued = authority.issue_cert(*one["spec"]["dnsNames"])
+        secret = folder / one["spec"]["secretName"]
+        secret.mkdir(parents=True)
+        (secret / "tls.crt").write_bytes(b"".join(c.bytes() for c in issued.cert_chain_pems))
+        (secret / "tls.key").write_bytes(issued.private_key_pem.bytes())
+        (secret / "ca.crt").write_bytes(authority.cert_pem.bytes())
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    for name, key, content in (("access", "tokens", f"ann:{digest}\n"), ("ours", "token", token)):
+        (folder / name).mkdir()
+        (folder / name / key).write_text(content)
+    return authority.cert_pem.bytes()
+
+
+def test_certificates_and_tokens(cluster: MiniKubelet) -> None:
+    """Every hop is encrypted, under the names of the chart; `helm test` gets in with its token.
+
+    Probes ask in plaintext all the while; zones are told by the label that Kubernetes sets.
+    """
+    chart = objects(
+        verify=1,
+        draft=1,
+        tls={"mode": "certManager", "issuer": {"name": "ca"}, "clientCertificates": True},
+        auth={"tokenSecret": {"name": "access"}},
+        test={"prompt": "abc", "tokenSecret": {"name": "ours"}},
+    )
+    for one in of_kind(chart, "Deployment").values():
+        one["spec"]["template"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "west"
+    ca = write_secrets(cluster.store.secrets, chart, "a token")
+    cluster.apply(chart)
+    cluster.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
+    assert 0 == cluster.run("shop-paceline-test")
+    (address,) = cluster.addresses_of("shop-paceline-gateway")
+    shown = cluster.store.secrets / "shop-paceline-gateway-tls"
+    pair = (shown / "tls.key").read_bytes(), (shown / "tls.crt").read_bytes()
+    name = (("grpc.ssl_target_name_override", "shop-paceline-gateway"),)
+    request, codes = gateway_pb2.ListModelsRequest(), []
+    for credentials, token in ((pair, "a token"), (pair, "another"), ((None, None), "a token")):
+        own = grpc.ssl_channel_credentials(ca, *credentials)
+        with grpc.secure_channel(f"{address}:50051", own, options=name) as channel:
+            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
+            metadata = (("authorization", f"Bearer {token}"),)
+            try:
+                listed = stub.ListModels(request, timeout=30, metadata=metadata)
+            except grpc.RpcError as error:
+                codes.append(error.code())
+    assert [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE] == codes
+    assert [(True, "west")] * 2 == [(one.is_ready, one.zone) for one in listed.replicas]

@@ -109,7 +109,9 @@ def test_pods_are_watched(profile: str) -> None:
             continue
         one = container(pod)
         startup, liveness = one["startupProbe"], one["livenessProbe"]
-        assert {"port": 50051, "service": ""} == one["readinessProbe"]["grpc"]
+        assert {"port": 50052, "service": ""} == one["readinessProbe"]["grpc"]
+        assert {50052} == {startup["grpc"]["port"], liveness["grpc"]["port"]}
+        assert ("health", 50052) == (one["ports"][1]["name"], one["ports"][1]["containerPort"])
         assert "liveness" == liveness["grpc"]["service"]
         assert "initialDelaySeconds" not in liveness
         is_gateway = one["name"] == "gateway"
@@ -222,7 +224,7 @@ def reach(objects: list[Object], source: str, target: str, port: str) -> bool:
     from_pod, to_pod = pods(objects)[source], pods(objects)[target]
     policies = of_kind(objects, "NetworkPolicy").values()
     ways = {"ingress": (to_pod, "from", from_pod), "egress": (from_pod, "to", to_pod)}
-    numbers = {"grpc": 50051, "metrics": 9464}
+    numbers = {"grpc": 50051, "health": 50052, "metrics": 9464}
     return all(
         any(
             any(p["port"] in (port, numbers[port]) for p in rule["ports"])
@@ -251,6 +253,13 @@ def test_who_reaches_whom(clients: list[Any]) -> None:
         if reach(objects, f"shop-paceline-{source}", f"shop-paceline-{target}", "grpc")
     }
     assert {("gateway", "draft"), ("gateway", "verify"), ("test", "gateway")} == allowed
+
+
+def test_probes_reach_every_pod() -> None:
+    """Whoever may call: kubelets ask from outside of what peers can name."""
+    clients = [{"podSelector": {"matchLabels": {"app": "shop"}}}]
+    for policy in of_kind(render(networkPolicy={"clients": clients}), "NetworkPolicy").values():
+        assert {"ports": [{"port": "health"}]} in policy["spec"]["ingress"]
 
 
 @pytest.mark.parametrize("allow_hub", [True, False])

@@ -19,6 +19,7 @@ from tests.deploy.rendering import (
     HELMS,
     PROFILES,
     Object,
+    container,
     environment,
     of_kind,
     pods,
@@ -61,6 +62,9 @@ ALL: dict[str, Any] = {
         "monitoring": [{"namespaceSelector": {}}],
         "extraEgress": [{"ports": [{"port": 4317}]}],
     },
+    "tls": {"mode": "certManager", "issuer": {"name": "ca"}, "clientCertificates": True},
+    "auth": {"tokenSecret": {"name": "access"}},
+    "test": {"tokenSecret": {"name": "ours"}},
     "metrics": {"podMonitor": True, "rules": True, "dashboard": True, "labels": {"release": "p"}},
     "imagePullSecrets": [{"name": "pull"}],
     "serviceAccountAnnotations": {"a": "b"},
@@ -185,6 +189,55 @@ def test_the_services_take_their_settings(profile: str) -> None:
         pod = pods(render(profile))[f"shop-paceline-{config.section}"]
         settings = load(config, [], environment(pod))
         assert (50051, 9464) == (settings.port, settings.metrics_port)
+        assert 50052 == settings.health_port
+
+
+def test_certificates_reach_both_ends() -> None:
+    """Inner tiers ask for certificates and the gateway shows its own; clients only where asked."""
+    tls: dict[str, Any] = {
+        "mode": "secrets",
+        "secrets": {t: t for t in ("gateway", "draft", "verify")},
+    }
+    folder = "/var/run/secrets/paceline/tls"
+    for asks in (False, True):
+        found = pods(render(tls={**tls, "clientCertificates": asks}))
+        for config in (GatewayConfig, DraftConfig, VerifyConfig):
+            pod = found[f"shop-paceline-{config.section}"]
+            settings = load(config, [], environment(pod))
+            files = settings.tls()
+            assert [f"{folder}/tls.crt", f"{folder}/tls.key"] == [str(p) for p in files.paths[:2]]
+            assert (files.ca is not None) == (asks or config is not GatewayConfig)
+            (secret,) = [one["secret"] for one in pod["spec"]["volumes"] if "secret" in one]
+            assert (config.section, 0o440) == (secret["secretName"], secret["defaultMode"])
+            if isinstance(settings, GatewayConfig):
+                names = ("tls.crt", "tls.key", "ca.crt")
+                assert [f"{folder}/{n}" for n in names] == [
+                    str(p) for p in settings.tier_tls().paths
+                ]
+        items = found["shop-paceline-test"]["spec"]["volumes"][0]["secret"].get("items")
+        assert (None if asks else [{"key": "ca.crt", "path": "ca.crt"}]) == items
+
+
+def test_certificates_are_for_the_names_that_are_dialled() -> None:
+    """cert-manager makes one per tier, each for what the gateway and clients call it by."""
+    objects = render(tls={"mode": "certManager", "issuer": {"name": "ca"}})
+    settings = environment(pods(objects)["shop-paceline-gateway"])
+    certificates = of_kind(objects, "Certificate")
+    for tier in ("verify", "draft"):
+        name = settings[f"PACELINE_GATEWAY_{tier.upper()}"].rpartition(":")[0]
+        assert name in certificates[f"shop-paceline-{tier}"]["spec"]["dnsNames"]
+    names = certificates["shop-paceline-gateway"]["spec"]["dnsNames"]
+    assert {"shop-paceline-gateway", "shop-paceline-gateway-replicas.default"} <= set(names)
+
+
+def test_a_zone_comes_from_the_pod_or_from_settings() -> None:
+    """Kubernetes labels pods with it; what is set by hand goes before."""
+    found = pods(render(verify={"settings": {"zone": "west"}}))
+    assert "west" == environment(found["shop-paceline-verify"])["PACELINE_VERIFY_ZONE"]
+    variables = container(found["shop-paceline-gateway"])["env"]
+    (zone,) = [one for one in variables if one["name"] == "PACELINE_GATEWAY_ZONE"]
+    path = "metadata.labels['topology.kubernetes.io/zone']"
+    assert {"fieldRef": {"fieldPath": path}} == zone["valueFrom"]
 
 
 def test_scalers_own_the_number_of_pods() -> None:

@@ -40,6 +40,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"draft": {"autoscaling": {"mode": "keda"}}}, "prometheus"),
     ({"draft": {"autoscaling": {"targets": {"x": 0}}}}, "targets"),
     ({"tls": {"enabled": True}}, "tls"),
+    ({"tls": {"mode": "on"}}, "mode"),
+    ({"tls": {"mode": "secrets", "secrets": {"gateway": "g", "draft": "d"}}}, "tls.secrets.verify"),
+    ({"tls": {"mode": "certManager"}}, "tls.issuer.name"),
+    ({"verify": {"settings": {"tls_key": "/k"}}}, "tls_key"),
+    ({"auth": {"tokenSecret": {"keys": "x"}}}, "keys"),
 ]
 
 
@@ -112,4 +117,5 @@ def test_the_values_are_prose() -> None:
     assert yaml.safe_load(VALUES).keys() <= {
         *("nameOverride", "fullnameOverride", "imagePullSecrets", "serviceAccountAnnotations"),
         *("defaults", "gateway", "draft", "verify", "service", "networkPolicy", "metrics", "test"),
+        *("tls", "auth"),
     }

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -200,7 +201,7 @@ async def _num_ready(secure: Secure) -> int:
 
 
 async def test_commands_and_clients(secure: Secure) -> None:
-    """`paceline` and the example in Python take authorities and a token from variables."""
+    """`paceline` and the examples take authorities and a token from variables."""
     environment = {
         **os.environ,
         "PACELINE_CA": str(secure.certificates.ca),
@@ -209,9 +210,11 @@ async def test_commands_and_clients(secure: Secure) -> None:
         "PYTHONPATH": str(CLIENTS.parent),
     }
 
-    async def run(*command: str, **changes: str) -> tuple[int, str, str]:
+    async def run(
+        *command: str, program: str = sys.executable, **changes: str
+    ) -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *command),
+            *(program, *command),
             env=environment | changes,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -228,3 +231,7 @@ async def test_commands_and_clients(secure: Secure) -> None:
     code, out, err = await run(str(CLIENTS / "python" / "client.py"), secure.address, "abc")
     assert (0, "") == (code, err)
     assert "32 tokens in" in out and "INVALID_ARGUMENT" in out and "DEADLINE_EXCEEDED" in out
+    if grpcurl := shutil.which("grpcurl", path=str(Path(sys.executable).parent)):
+        script = str(CLIENTS / "grpcurl" / "client.sh")
+        code, out, err = await run(script, secure.address, "abc", program="bash", GRPCURL=grpcurl)
+        assert (0, True) == (code, '"completionTokenCount": 32' in out), out + err

@@ -1,6 +1,7 @@
 """Known mistakes, made on purpose: the tests are worth something only where they see every one."""
 
 from tests.mutants import (
+    access,
     audits,
     cache,
     constraints,
@@ -27,4 +28,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *audits.MUTANTS,
     *watches.MUTANTS,
     *lengths.MUTANTS,
+    *access.MUTANTS,
 )

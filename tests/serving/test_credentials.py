@@ -1,17 +1,28 @@
-"""TLS files: what is wrong with them is said by the names of their settings."""
+"""TLS files: what is wrong with them, whom they let in, and what a change of them does."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
 from paceline.errors import FailedPrecondition
+from paceline.serving.channels import SERVER_OPTIONS, open_channel
 from paceline.serving.credentials import TlsFiles, client_credentials, server_credentials
+from paceline.serving.endpoints import Context, Endpoint, Gate, Shape, add_endpoints
 
 if TYPE_CHECKING:
     from tests.conftest import Certificates
+
+HELLO = StringValue(value="hello").SerializeToString()
+
+
+# What is in the files ----------------------------------------------------------------------------
 
 
 def fault(files: TlsFiles) -> str:
@@ -88,3 +99,115 @@ def test_a_client_reads_anew(certificates: Certificates) -> None:
     assert first is credentials.get()
     certificates.rotate()
     assert first is not credentials.get()
+
+
+# Who gets in -------------------------------------------------------------------------------------
+
+
+class Server:
+    """An echo behind certificates, and clients of it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    async def echo(self, files: TlsFiles, server_name: str = "") -> bytes:
+        """What comes back over a channel of its own."""
+        credentials = client_credentials(files).get()
+        async with open_channel(self.address, credentials, server_name) as channel:
+            return await echo(channel)
+
+    async def refuses(self, files: TlsFiles, server_name: str = "") -> None:
+        """The handshake fails."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await self.echo(files, server_name)
+        assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
+
+
+async def echo(channel: grpc.aio.Channel) -> bytes:
+    """One message there and back."""
+    start: Any = channel.stream_stream("/Echo/Do")
+    answer: bytes = await start(iter([HELLO]), timeout=20).read()
+    return answer
+
+
+async def _each(
+    requests: AsyncIterator[StringValue], context: Context
+) -> AsyncIterator[StringValue]:
+    async for request in requests:
+        yield request
+
+
+@contextlib.asynccontextmanager
+async def serving(files: TlsFiles) -> AsyncIterator[Server]:
+    """A server with these files."""
+    server, gate = grpc.aio.server(options=SERVER_OPTIONS), Gate()
+    gate.open()
+    add_endpoints(server, "Echo", [Endpoint("Do", Shape.BIDI, StringValue, _each)], gate)
+    credentials = server_credentials(files)
+    assert credentials is not None
+    port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield Server(f"127.0.0.1:{port}")
+    finally:
+        await server.stop(None)
+
+
+@pytest.fixture
+def strangers(certificates: Certificates, tmp_path: Path) -> Certificates:
+    """Another authority."""
+    (tmp_path / "strangers").mkdir()
+    return type(certificates)(tmp_path / "strangers")
+
+
+async def test_who_is_believed(certificates: Certificates, strangers: Certificates) -> None:
+    """The server that is meant, by name or address, with a certificate of a known authority."""
+    shown = certificates.issue("server", "127.0.0.1", "verify.example")
+    async with serving(TlsFiles("tls-", *shown)) as server:
+        files = TlsFiles("", ca=certificates.ca)
+        for name in ("", "127.0.0.1", "verify.example"):
+            assert HELLO == await server.echo(files, name)
+        await server.refuses(files, "draft.example")
+        await server.refuses(TlsFiles(""))
+        await server.refuses(TlsFiles("", ca=strangers.ca))
+
+
+async def test_callers_must_show_a_certificate(
+    certificates: Certificates, strangers: Certificates
+) -> None:
+    """With authorities for callers, none and a stranger's are turned away."""
+    shown = certificates.issue("server", "127.0.0.1")
+    async with serving(TlsFiles("tls-", *shown, certificates.ca)) as server:
+        caller = certificates.issue("gateway", "gateway")
+        assert HELLO == await server.echo(TlsFiles("", *caller, certificates.ca))
+        await server.refuses(TlsFiles("", ca=certificates.ca))
+        await server.refuses(TlsFiles("", *strangers.issue("gateway", "gateway"), certificates.ca))
+
+
+async def test_files_change_while_it_runs(certificates: Certificates) -> None:
+    """A new authority: new callers need it, those of the old one are out, open streams go on.
+
+    What a rotation spoils is not taken: the last good certificate serves on.
+    """
+    shown = certificates.issue("server", "127.0.0.1")
+    files = TlsFiles("", *certificates.issue("gateway", "gateway"), certificates.ca)
+    old: Any = client_credentials(files).get()
+    async with (
+        serving(TlsFiles("tls-", *shown, certificates.ca)) as server,
+        open_channel(server.address, old) as before,
+    ):
+        start: Any = before.stream_stream("/Echo/Do")
+        stream = start()
+        await stream.write(HELLO)
+        assert HELLO == await stream.read()
+        certificates.rotate()
+        assert HELLO == await server.echo(files)
+        late: Any = ("grpc.use_local_subchannel_pool", 1)  # not over the connection that is there
+        async with grpc.aio.secure_channel(server.address, old, options=[late]) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await echo(channel)
+        shown[0].write_text("spoilt")
+        assert HELLO == await server.echo(files)
+        await stream.write(HELLO)
+        assert HELLO == await stream.read()
+        stream.cancel()

@@ -12,6 +12,16 @@
 {{- else }}
   emptyDir: {sizeLimit: {{ $cache.sizeLimit }}}
 {{- end }}
+{{- if ne .root.Values.tls.mode "none" }}
+- name: tls
+  secret: {secretName: {{ include "paceline.certificate" (list .root .component) }}, defaultMode: 0440}
+{{- end }}
+{{- with .root.Values.auth.tokenSecret }}
+{{- if and .name (eq $.component "gateway") }}
+- name: auth
+  secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ .key }}, path: tokens}]}
+{{- end }}
+{{- end }}
 {{- if .tier.weights.existingClaim }}
 - name: weights
   persistentVolumeClaim: {claimName: {{ .tier.weights.existingClaim }}, readOnly: true}
@@ -19,6 +29,17 @@
 - name: weights
   image: {reference: {{ .tier.weights.image }}, pullPolicy: IfNotPresent}
 {{- end }}
+{{- end -}}
+
+{{/* The Secret with a tier's certificate. Takes a list of the root and a component. */}}
+{{- define "paceline.certificate" -}}
+{{- $tls := (index . 0).Values.tls -}}
+{{- $component := index . 1 -}}
+{{- if eq $tls.mode "secrets" -}}
+{{- required (printf "tls.secrets.%s is needed for mode secrets" $component) (index $tls.secrets $component) -}}
+{{- else -}}
+{{- include "paceline.fullname" (index . 0) }}-{{ $component }}-tls
+{{- end -}}
 {{- end -}}
 
 {{- define "paceline.spread" -}}
