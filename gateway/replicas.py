@@ -107,7 +107,9 @@ class Replica(Generic[DescriptionT]):
                     delay_s = _FIRST_RETRY_S
             except (grpc.aio.AioRpcError, PacelineError, OSError) as error:
                 known = error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
-                _log.debug("replica_away", address=self.address, error=str(known))
+                # Told once of a new replica, as where its certificate is not believed.
+                log = _log.debug if self.tried.is_set() else _log.warning
+                log("replica_away", address=self.address, error=str(known))
             self._set_connected(False)
             self._show_anew()
             # Jitter, so that gateways do not come back to a restarted replica in step.

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -68,7 +69,7 @@ class Secure:
         self.target_command = (*verify, *small, *inner)
         addresses = [
             await self._spawn(*command)
-            for command in (self.target_command, (*draft, *small, *inner))
+            for command in (self.target_command, (*draft, *small, *inner, "--zone", "west"))
         ]
         self.write_tokens()
         shown = self.certificates.issue("gateway", HOST)
@@ -81,7 +82,7 @@ class Secure:
     async def stop(self) -> None:
         """Ends them."""
         for process in reversed(self.processes):
-            process.send(9)  # type: ignore[arg-type]  # SIGKILL
+            process.send(signal.SIGKILL)
             await process.wait()
 
     def write_tokens(self, **tokens: str) -> None:
@@ -179,7 +180,7 @@ async def test_rotation_without_restart(secure: Secure) -> None:
     # A target that restarts shows a certificate of the new authority, and wants one of it.
     target = secure.processes[0]
     address = await target.listening()
-    target.send(9)  # type: ignore[arg-type]  # SIGKILL
+    target.send(signal.SIGKILL)
     await target.wait()
     again = ServiceProcess(
         "verify_service",
@@ -223,7 +224,9 @@ async def test_commands_and_clients(secure: Secure) -> None:
         return process.returncode or 0, out.decode(), err.decode()
 
     code, out, err = await run("-m", "paceline.cli.main", "status", "--json")
-    assert (0, 2) == (code, len(json.loads(out)["replicas"])), err
+    assert 0 == code, err
+    zones = {replica["tier"]: replica["zone"] for replica in json.loads(out)["replicas"]}
+    assert {"verify": "", "draft": "west"} == zones
     code, _, err = await run("-m", "paceline.cli.main", "status", PACELINE_TOKEN="guess")
     assert (1, True) == (code, "UNAUTHENTICATED" in err and "TOKEN_UNKNOWN" in err)
     code, _, err = await run("-m", "paceline.cli.main", "status", PACELINE_CA="none.crt")

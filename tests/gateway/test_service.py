@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -156,6 +157,15 @@ async def test_a_generation_from_first_event_to_last(servers: Servers, gateways:
     assert {} == dict(stats.fallbacks)
     assert stats.wire_bytes_per_token > 5 and stats.tokens_per_second > 0
     assert stats.time_to_first_token.nanos > 0 and stats.round_duration_p50.nanos > 0
+
+
+@pytest.mark.parametrize("setting", ["token_file", "tier_ca"])
+async def test_wrong_files_end_the_start(gateways: Gateways, tmp_path: Path, setting: str) -> None:
+    """Before anything is looked for, and by the name of the setting."""
+    missing = tmp_path / "missing"
+    flag = re.escape(f"--{setting.replace('_', '-')} ({missing}): ")
+    with pytest.raises(FailedPrecondition, match=flag):
+        await gateways.start(["nobody.invalid:1"], [], **{setting: missing})
 
 
 async def test_pieces_are_the_text(

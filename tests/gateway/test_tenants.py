@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import structlog
 from google.protobuf.wrappers_pb2 import StringValue
 
 from gateway.tenants import Tenants
@@ -36,6 +38,13 @@ def line(tenant: str, token: str) -> str:
     return f"{tenant}:{hashlib.sha256(token.encode()).hexdigest()}\n"
 
 
+@pytest.fixture(autouse=True)
+def _no_call() -> Iterator[None]:
+    """Forgets what was bound to log lines: a real call ends with its task."""
+    yield
+    structlog.contextvars.clear_contextvars()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Two tenants, one of which has two tokens."""
@@ -60,6 +69,7 @@ def test_the_tenant_is_the_tokens(path: Path) -> None:
         tenants.domain("", call(token)) for token in ("a1", "b1", "a2")
     ]
     assert "ann" == tenants.domain("ann", call("a1"))
+    assert {"tenant": "ann"} == structlog.contextvars.get_contextvars()  # on every log line
 
 
 def test_another_tenant_is_denied(path: Path) -> None:
