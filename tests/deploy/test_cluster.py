@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 import trustme
 
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
-from tests.deploy.mini_kubelet import CACHE, MiniKubelet, Store
+from tests.deploy.mini_kubelet import CACHE, POLL_S, MiniKubelet, Store
 from tests.deploy.rendering import Object, of_kind, render
 
 pytestmark = [
@@ -215,15 +216,22 @@ def test_certificates_and_tokens(cluster: MiniKubelet) -> None:
     shown = cluster.store.secrets / "shop-paceline-gateway-tls"
     pair = (shown / "tls.key").read_bytes(), (shown / "tls.crt").read_bytes()
     name = (("grpc.ssl_target_name_override", "shop-paceline-gateway"),)
-    request, codes = gateway_pb2.ListModelsRequest(), []
-    for credentials, token in ((pair, "a token"), (pair, "another"), ((None, None), "a token")):
-        own = grpc.ssl_channel_credentials(ca, *credentials)
-        with grpc.secure_channel(f"{address}:50051", own, options=name) as channel:
+
+    def replicas(token: str, *own: bytes) -> list[gateway_pb2.Replica]:
+        trust = grpc.ssl_channel_credentials(ca, *own)
+        with grpc.secure_channel(f"{address}:50051", trust, options=name) as channel:
             stub = gateway_pb2_grpc.GatewayServiceStub(channel)
             metadata = (("authorization", f"Bearer {token}"),)
-            try:
-                listed = stub.ListModels(request, timeout=30, metadata=metadata)
-            except grpc.RpcError as error:
-                codes.append(error.code())
-    assert [grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE] == codes
-    assert [(True, "west")] * 2 == [(one.is_ready, one.zone) for one in listed.replicas]
+            request = gateway_pb2.ListModelsRequest()
+            return list(stub.ListModels(request, timeout=30, metadata=metadata).replicas)
+
+    for token, own, code in (
+        ("another", pair, grpc.StatusCode.UNAUTHENTICATED),
+        ("a token", (), grpc.StatusCode.UNAVAILABLE),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            replicas(token, *own)
+        assert code == caught.value.code()
+    while len(found := replicas("a token", *pair)) < 2:
+        time.sleep(POLL_S)  # the gateway asks for new addresses every two seconds
+    assert {"west"} == {one.zone for one in found if one.is_ready}
