@@ -1,8 +1,8 @@
 """Runs what the chart says, as processes: one per pod, with its command, variables, probes and end.
 
-Each pod has a network namespace, a read-only root, empty volumes, the Secrets that it mounts, no
-capabilities, and gets no variable but those of its spec. Images, users and limits are not emulated:
-the code is this checkout's, run as the user of the tests.
+Each pod has a network namespace, a read-only root, empty volumes, no capabilities, and gets no
+variable but those of its spec. Images, users and limits are not emulated: the code is this
+checkout's, run as the user of the tests.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.deploy import pod_secrets
 from tests.deploy.pod_network import PodNetwork
 from tests.deploy.rendering import Object, container, of_kind, selects
 
@@ -30,39 +30,21 @@ CACHE = "/var/cache/paceline"
 # Mounts are the process's own: `ip netns exec` gives it a mount namespace.
 _MOUNT = f"""
 mount -t tmpfs none /var/cache && mkdir {CACHE} && cp {{files}} {CACHE}/
-mount -t tmpfs none /run
 {{secrets}}
 mount -t tmpfs none /tmp && mount -o remount,bind,ro / && cd {ROOT}
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 """
 
 
-@dataclass(frozen=True)
-class Store:
-    """What pods find on their volumes."""
-
-    files: Sequence[Path]
-    """In every cache."""
-    secrets: Path
-    """A folder per Secret, a file per key."""
-
-    def mounts(self, spec: Object) -> Iterator[str]:
-        """The commands that put a pod's Secrets where its container mounts them."""
-        places = {m["name"]: m["mountPath"] for m in container(spec).get("volumeMounts", [])}
-        for volume in spec["spec"].get("volumes", []):
-            if secret := volume.get("secret"):
-                folder, place = self.secrets / secret["secretName"], places[volume["name"]]
-                keys = [{"key": path.name, "path": path.name} for path in folder.iterdir()]
-                yield f"mkdir -p {place}"
-                for item in secret.get("items", keys):
-                    yield f"cp {folder / item['key']} {place}/{item['path']}"
+Volumes = tuple[Sequence[Path], Path]
+"""What pods find: files in every cache, and a folder with the Secrets that they mount."""
 
 
 class Pod:
     """One pod: its process, its address, whether it is ready."""
 
     def __init__(
-        self, name: str, spec: Object, place: tuple[str, str], store: Store, log: IO[str]
+        self, name: str, spec: Object, place: tuple[str, str], volumes: Volumes, log: IO[str]
     ) -> None:
         self.name = name
         self.spec = spec
@@ -72,13 +54,14 @@ class Pod:
         self.exit_code: int | None = None
         one = container(spec)
         command = [sys.executable if word == "python" else word for word in one["command"]]
+        files, secrets = volumes
         mount = _MOUNT.format(
-            files=" ".join(map(str, store.files)), secrets="\n".join(store.mounts(spec))
+            files=" ".join(map(str, files)), secrets=pod_secrets.mounts(spec, secrets)
         )
         inside = ("ip", "netns", "exec", self.space, "sh", "-ec", mount, "sh")
         self.process = subprocess.Popen(
             (*inside, *command, *one.get("args", [])),
-            env=variables(spec, store) | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+            env=variables(spec, secrets) | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
             stdout=log,
             stderr=log,
         )
@@ -107,32 +90,21 @@ class Pod:
             self.exit_code = self.process.wait()
 
 
-def variables(spec: Object, store: Store) -> dict[str, str]:
+def variables(spec: Object, secrets: Path) -> dict[str, str]:
     """The environment of a pod's container."""
     return {
-        one["name"]: one["value"] if "value" in one else _look_up(one["valueFrom"], spec, store)
+        one["name"]: one["value"]
+        if "value" in one
+        else pod_secrets.look_up(one["valueFrom"], spec, secrets)
         for one in container(spec).get("env", [])
     }
-
-
-def _look_up(source: Object, spec: Object, store: Store) -> str:
-    """A limit, a label of the pod, or a key of a Secret."""
-    match source:
-        case {"resourceFieldRef": {"resource": resource}}:
-            return str(container(spec)["resources"]["limits"][resource.removeprefix("limits.")])
-        case {"fieldRef": {"fieldPath": path}}:
-            label = path.removeprefix("metadata.labels['").removesuffix("']")
-            return str(spec["metadata"]["labels"].get(label, ""))
-        case {"secretKeyRef": {"name": name, "key": key}}:
-            return Path(store.secrets, name, key).read_text()
-    raise AssertionError(source)
 
 
 class MiniKubelet:
     """Keeps as many pods of each Deployment as it says, and the name service true."""
 
-    def __init__(self, store: Store, log: IO[str]) -> None:
-        self.store, self._log = store, log
+    def __init__(self, volumes: Volumes, log: IO[str]) -> None:
+        self._volumes, self._log = volumes, log
         self._objects: list[Object] = []
         self.pods: list[Pod] = []
         self._endings: list[threading.Thread] = []
@@ -200,7 +172,7 @@ class MiniKubelet:
         self._network.close()
 
     def _start(self, name: str, spec: Object) -> Pod:
-        return Pod(name, spec, self._network.add(), self.store, self._log)
+        return Pod(name, spec, self._network.add(), self._volumes, self._log)
 
     def _remove(self, pod: Pod) -> None:
         pod.is_leaving, pod.is_ready = True, False

@@ -6,11 +6,9 @@ service of a network of their own, so this is also where discovery is tested as 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +16,10 @@ from typing import Any
 
 import grpc
 import pytest
-import trustme
 
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
-from tests.deploy.mini_kubelet import CACHE, POLL_S, MiniKubelet, Store
-from tests.deploy.rendering import Object, of_kind, render
+from tests.deploy.mini_kubelet import CACHE, MiniKubelet
+from tests.deploy.rendering import Object, render
 
 pytestmark = [
     pytest.mark.deploy,
@@ -76,8 +73,8 @@ def cluster(tmp_path: Path) -> Iterator[MiniKubelet]:
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     with (tmp_path / "log").open("w") as log:
-        store = Store([tmp_path / f"{name}.json" for name in files], tmp_path / "secrets")
-        kubelet = MiniKubelet(store, log)
+        paths = [tmp_path / f"{name}.json" for name in files]
+        kubelet = MiniKubelet((paths, tmp_path / "secrets"), log)
         try:
             yield kubelet
         finally:
@@ -175,63 +172,3 @@ def test_a_pod_that_loads_is_alive_and_not_ready(cluster: MiniKubelet) -> None:
     cluster.apply(objects(verify=1, draft=0))
     cluster.wait_ready({GATEWAY: 1, VERIFY: 1})
     assert [gateway.address] == cluster.addresses_of("shop-paceline-gateway")
-
-
-def write_secrets(folder: Path, chart: list[Object], token: str) -> bytes:
-    """What cert-manager and an operator would write; returns the authority's certificate."""
-    authority = trustme.CA()
-    for one in of_kind(chart, "Certificate").values():
-        issued = authority.issue_cert(*one["spec"]["dnsNames"])
-        secret = folder / one["spec"]["secretName"]
-        secret.mkdir(parents=True)
-        (secret / "tls.crt").write_bytes(b"".join(c.bytes() for c in issued.cert_chain_pems))
-        (secret / "tls.key").write_bytes(issued.private_key_pem.bytes())
-        (secret / "ca.crt").write_bytes(authority.cert_pem.bytes())
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    for name, key, content in (("access", "tokens", f"ann:{digest}\n"), ("ours", "token", token)):
-        (folder / name).mkdir()
-        (folder / name / key).write_text(content)
-    return authority.cert_pem.bytes()
-
-
-def test_certificates_and_tokens(cluster: MiniKubelet) -> None:
-    """Every hop is encrypted, under the names of the chart; `helm test` gets in with its token.
-
-    Probes ask in plaintext all the while; zones are told by the label that Kubernetes sets.
-    """
-    chart = objects(
-        verify=1,
-        draft=1,
-        tls={"mode": "certManager", "issuer": {"name": "ca"}, "clientCertificates": True},
-        auth={"tokenSecret": {"name": "access"}},
-        test={"prompt": "abc", "tokenSecret": {"name": "ours"}},
-    )
-    for one in of_kind(chart, "Deployment").values():
-        one["spec"]["template"]["metadata"]["labels"]["topology.kubernetes.io/zone"] = "west"
-    ca = write_secrets(cluster.store.secrets, chart, "a token")
-    cluster.apply(chart)
-    cluster.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
-    assert 0 == cluster.run("shop-paceline-test")
-    (address,) = cluster.addresses_of("shop-paceline-gateway")
-    shown = cluster.store.secrets / "shop-paceline-gateway-tls"
-    pair = (shown / "tls.key").read_bytes(), (shown / "tls.crt").read_bytes()
-    name = (("grpc.ssl_target_name_override", "shop-paceline-gateway"),)
-
-    def replicas(token: str, *own: bytes) -> list[gateway_pb2.Replica]:
-        trust = grpc.ssl_channel_credentials(ca, *own)
-        with grpc.secure_channel(f"{address}:50051", trust, options=name) as channel:
-            stub = gateway_pb2_grpc.GatewayServiceStub(channel)
-            metadata = (("authorization", f"Bearer {token}"),)
-            request = gateway_pb2.ListModelsRequest()
-            return list(stub.ListModels(request, timeout=30, metadata=metadata).replicas)
-
-    for token, own, code in (
-        ("another", pair, grpc.StatusCode.UNAUTHENTICATED),
-        ("a token", (), grpc.StatusCode.UNAVAILABLE),
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            replicas(token, *own)
-        assert code == caught.value.code()
-    while len(found := replicas("a token", *pair)) < 2:
-        time.sleep(POLL_S)  # the gateway asks for new addresses every two seconds
-    assert {"west"} == {one.zone for one in found if one.is_ready}
