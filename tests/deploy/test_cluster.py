@@ -27,6 +27,7 @@ from tests.deploy import pod_firewall, tools
 from tests.deploy.mini_kubelet import CACHE, Launch, MiniKubelet, Pod, Processes
 from tests.deploy.pod_containers import Containers, unpack
 from tests.deploy.rendering import Object, render
+from tests.deploy.test_monitoring import METRIC, queries
 
 pytestmark = [
     pytest.mark.deploy,
@@ -73,13 +74,14 @@ def objects(*, verify: int, draft: int) -> list[Object]:
     )
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Sequence[Path]:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
     """Two tables, which pods find in their cache."""
+    folder = tmp_path_factory.mktemp("tables")
     contents = {"target": table(step=1), "draft": table(step=2)}
     for name, content in contents.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    return [tmp_path / f"{name}.json" for name in contents]
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return [folder / f"{name}.json" for name in contents]
 
 
 @contextmanager
@@ -98,6 +100,17 @@ def running(launch: Launch, folder: Path) -> Iterator[MiniKubelet]:
 def cluster(files: Sequence[Path], tmp_path: Path) -> Iterator[MiniKubelet]:
     """An empty cluster whose pods are processes."""
     with running(Processes(files), tmp_path) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture(scope="module")
+def settled(
+    files: Sequence[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MiniKubelet]:
+    """One pod of each tier, for all tests that leave them as they found them."""
+    with running(Processes(files), tmp_path_factory.mktemp("settled")) as kubelet:
+        kubelet.apply(objects(verify=1, draft=1))
+        kubelet.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
         yield kubelet
 
 
@@ -154,12 +167,18 @@ class Load:
         self._channel.close()
 
 
-def sessions_opened(address: str) -> float:
+def scrape(address: str) -> list[str]:
     """What a pod's metrics say, at the port that the chart gives them."""
     with urllib.request.urlopen(f"http://{address}:9464/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
+        return response.read().decode().splitlines()  # type: ignore[no-any-return]  # lines
+
+
+def sessions_opened(address: str) -> float:
+    """How many sessions a pod of a model tier has had."""
     return float(
-        next(line for line in lines if line.startswith("paceline_sessions_total")).split()[1]
+        next(
+            line for line in scrape(address) if line.startswith("paceline_sessions_total")
+        ).split()[1]
     )
 
 
@@ -217,20 +236,28 @@ def reaches(space: str, address: str, port: int) -> bool:
 
 
 @pytest.mark.skipif(not pod_firewall.IS_THERE, reason="policies are set with iptables-restore")
-def test_policies_hold_on_the_network(cluster: MiniKubelet) -> None:
+def test_policies_hold_on_the_network(settled: MiniKubelet) -> None:
     """The inner tiers hear the gateway alone, and ask nobody; a stranger gets to the gateway."""
-    cluster.apply(objects(verify=1, draft=1))
-    cluster.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
-    stranger = cluster.stranger()
-    spaces = {pod.name: pod.space for pod in cluster.pods} | {"stranger": stranger}
+    stranger = settled.stranger()
+    spaces = {pod.name: pod.space for pod in settled.pods} | {"stranger": stranger}
     ways = {
         (source, pod.name)
         for source, space in spaces.items()
-        for pod in cluster.pods
+        for pod in settled.pods
         if source != pod.name and reaches(space, pod.address, 50051)
     }
     assert {(GATEWAY, VERIFY), (GATEWAY, DRAFT), ("stranger", GATEWAY)} == ways
-    assert all(reaches(stranger, pod.address, 9464) for pod in cluster.pods)
+    assert all(reaches(stranger, pod.address, 9464) for pod in settled.pods)
+
+
+def test_every_query_finds_its_metrics(settled: MiniKubelet) -> None:
+    """What dashboard and alerts ask for is what three pods serve, before anybody asked them."""
+    lines = [line for pod in settled.pods for line in scrape(pod.address)]
+    served = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}
+    for name, kind in (line.split()[2:] for line in lines if line.startswith("# TYPE")):
+        parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        served |= {name + part for part in parts}
+    assert set() == {name for query in queries() for name in METRIC.findall(query)} - served
 
 
 def rights(pod: Pod) -> tuple[str, str, str, bool]:
