@@ -6,7 +6,8 @@
 #
 # FOLDER gets an OCI layout per target, FOLDER/TARGET, with the tag `built`, and keeps what makes the next
 # build short. pip inside the build takes this machine's settings from the environment: PIP_* variables,
-# folders that they name, and the certificates of PIP_CERT or SSL_CERT_FILE. None of it stays in an image.
+# folders that they name, and the certificates of PIP_CERT or SSL_CERT_FILE. They are mounted meanwhile, so
+# that of them an image keeps empty places only.
 set -euo pipefail
 
 if [ $# -eq 0 ]; then
