@@ -4,10 +4,13 @@
 #
 #   deploy/build-images.sh FOLDER [TARGET ...]     as root; without targets: gateway and engine-cpu
 #
-# FOLDER gets an OCI layout per target, FOLDER/TARGET, with the tag `built`, and keeps what makes the next
-# build short. pip inside the build takes this machine's settings from the environment: PIP_* variables,
-# folders that they name, and the certificates of PIP_CERT or SSL_CERT_FILE. They are mounted meanwhile, so
-# that of them an image keeps empty places only.
+# FOLDER becomes a store of buildah with an image localhost/paceline/TARGET:built each; what else is in it
+# makes the next build short. One is shipped by
+#   buildah --root FOLDER/storage --runroot FOLDER/run push localhost/paceline/TARGET:built docker://...
+#
+# pip inside the build takes this machine's settings from the environment: PIP_* variables, folders that
+# they name, and the certificates of PIP_CERT or SSL_CERT_FILE. They are mounted meanwhile, so that of them
+# an image keeps empty places only.
 set -euo pipefail
 
 if [ $# -eq 0 ]; then
@@ -70,7 +73,5 @@ store inspect --type image "$BASE" >/dev/null 2>&1 || make_base
 for target in "${TARGETS[@]}"; do
   store bud --pull-never --layers --build-arg "PYTHON=$BASE" "${FLAGS[@]}" \
     -f "$DOCKERFILE" --target "$target" -t "localhost/paceline/$target:built" "$REPOSITORY"
-  rm -rf "${FOLDER:?}/$target"
-  store push -q "localhost/paceline/$target:built" "oci:$FOLDER/$target:built"
 done
 store images

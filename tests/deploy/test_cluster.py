@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ import pytest
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
 from tests.deploy import pod_firewall, tools
 from tests.deploy.mini_kubelet import CACHE, Launch, MiniKubelet, Pod, Processes
-from tests.deploy.pod_containers import Containers, unpack
+from tests.deploy.pod_containers import Containers, mounted
 from tests.deploy.rendering import Object, render
 from tests.deploy.test_monitoring import METRIC, queries
 
@@ -117,15 +116,12 @@ def settled(
 @pytest.fixture
 def containers(files: Sequence[Path], tmp_path: Path) -> Iterator[MiniKubelet]:
     """An empty cluster whose pods are containers."""
-    (tmp_path / "bundles").mkdir()
-    bundles = {
-        f"paceline/{target}": unpack(tools.IMAGES / target, tmp_path / "bundles" / target)
-        for target in tools.TARGETS
-    }
-    (tmp_path / "pods").mkdir()
-    with running(Containers(bundles, files, tmp_path / "pods"), tmp_path) as kubelet:
-        yield kubelet
-    shutil.rmtree(tmp_path / "bundles")  # more than a gigabyte
+    with ExitStack() as stack:
+        images = {
+            f"paceline/{target}": stack.enter_context(mounted(target)) for target in tools.TARGETS
+        }
+        launch = Containers(images, files, tmp_path)
+        yield stack.enter_context(running(launch, tmp_path))
 
 
 class Load:

