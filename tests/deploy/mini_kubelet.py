@@ -27,8 +27,8 @@ from tests.deploy.rendering import Object, container, of_kind, selects
 ROOT = Path(__file__).parent.parent.parent
 POLL_S = 0.1
 CACHE = "/var/cache/paceline"
-# Mounts are the process's own: `ip netns exec` gives it a mount namespace. The checkout is mounted anew
-# since it may lie in /tmp, which is another one now.
+# Mounts are the process's own: `ip netns exec` gives it a mount namespace. The checkout is mounted
+# anew, since it may lie in /tmp, which is another one now.
 _MOUNT = f"""
 mount -t tmpfs none /var/cache && mkdir {CACHE} && cp {{files}} {CACHE}/
 mkdir /var/cache/code && mount --bind {ROOT} /var/cache/code
