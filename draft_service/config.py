@@ -24,7 +24,8 @@ class DraftConfig(EngineConfig):
         default=["quantized:int8", "ngram"],
         min_length=1,
         description="sources, the default first: ngram, suffix, grammar, quantized:int8, "
-        "early-exit:N, a model's name, or hybrid:A+B+...; may be given several times",
+        "quantized:int4, early-exit:N, a model's name, or hybrid:A+B+...; may be given several "
+        "times",
     )
     map_ends: bool = Field(
         default=False,
