@@ -175,7 +175,7 @@ def test_settings_reach_the_service() -> None:
     verify = environment(found["shop-paceline-verify"])
     assert "12345678" == verify["PACELINE_VERIFY_MAX_SESSIONS"]
     draft = environment(found["shop-paceline-draft"])
-    assert "quantized:int8,ngram" == draft["PACELINE_DRAFT_SOURCE"]
+    assert "quantized:int4,ngram" == draft["PACELINE_DRAFT_SOURCE"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
