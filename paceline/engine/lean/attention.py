@@ -61,7 +61,8 @@ class CpuAttention:
         self._windows = windows
         self._slots = find_slots(step, torch.device("cpu"))
         self._is_native = cache.dtype == torch.float32 and attend.serves(shape.dim)
-        self._singles = {window: self._find_singles(step, window) for window in set(windows)}
+        most_rows = 1 if self._is_native else 0
+        self._singles = {window: find_seen(step, window, most_rows) for window in set(windows)}
         self._parts = {window: self._cut(step, window) for window in set(windows)}
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
@@ -100,24 +101,6 @@ class CpuAttention:
         )
         return output.permute(2, 0, 1, 3).flatten(0, 1)
 
-    def _find_singles(self, step: Step, window: int | None) -> SingleRows | None:
-        """The rows that are alone in their sequence, where there is a loop that serves them."""
-        rows: list[tuple[int, int, int]] = []
-        runs: list[tuple[int, int]] = []
-        num_keys = longest = row = 0
-        for span in step.spans:
-            if self._is_single(span):
-                first_key = 0 if window is None else max(0, span.start + 1 - window)
-                found = slot_runs(span.block_table, step.block_size, first_key, span.end)
-                rows.append((row, len(runs), len(runs) + len(found)))
-                runs += found
-                num_keys += span.end - first_key
-                longest = max(longest, span.end - first_key)
-            row += len(span.token_ids)
-        if not rows:
-            return None
-        return SingleRows(torch.tensor(rows), torch.tensor(runs), num_keys, longest)
-
     def _is_single(self, span: Span) -> bool:
         return self._is_native and len(span.token_ids) == 1
 
@@ -144,3 +127,24 @@ class CpuAttention:
             parts.append(_Part(row, row + num_rows, views, mask, is_causal))
             row += num_rows
         return parts
+
+
+def find_seen(step: Step, window: int | None, most_rows: int) -> SingleRows | None:
+    """What each row sees, of spans with at most so many rows; None where there are none."""
+    rows: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int]] = []
+    num_keys = longest = row = 0
+    for span in step.spans:
+        num_rows = len(span.token_ids)
+        for index in range(num_rows if num_rows <= most_rows else 0):
+            last_key = span.start + index + 1
+            first_key = 0 if window is None else max(0, last_key - window)
+            found = slot_runs(span.block_table, step.block_size, first_key, last_key)
+            rows.append((row + index, len(runs), len(runs) + len(found)))
+            runs += found
+            num_keys += last_key - first_key
+            longest = max(longest, last_key - first_key)
+        row += num_rows
+    if not rows:
+        return None
+    return SingleRows(torch.tensor(rows), torch.tensor(runs), num_keys, longest)

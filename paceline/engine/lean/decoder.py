@@ -113,7 +113,7 @@ class Decoder:
         """
         num_turned = self.shape.num_turned
         x = self.embedding[ids]
-        turns = self._turns(positions)
+        turns = self.find_turns(positions)
         for index, layer in enumerate(self.layers):
             heads = layer.qkv(normalize(x, layer.attention_norm, self.epsilon))
             heads = heads.view(len(x), -1, self.shape.dim)
@@ -123,11 +123,15 @@ class Decoder:
             self.turn(turned, turns)
             x = layer.output.add_to(x, attention.attend(index, heads))
             x = layer.down.add_to(x, layer.gate(normalize(x, layer.mlp_norm, self.epsilon)))
+        return self.score(x, wanted)
+
+    def score(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [W, V] of the rows that are wanted among x [T, E], which has left the layers."""
         if len(wanted) < len(x):
             x = x[wanted]
         return self.head(normalize(x, self.norm, self.epsilon))
 
-    def _turns(self, positions: torch.Tensor) -> torch.Tensor:
+    def find_turns(self, positions: torch.Tensor) -> torch.Tensor:
         """Complex [T, 1, D / 2]: what each pair of numbers of a row is multiplied with."""
         angles = positions[:, None, None].float() * self.frequencies
         return torch.polar(torch.full_like(angles, self.turn_scale), angles)

@@ -81,7 +81,7 @@ def attend(
 @functools.cache
 def _build(width: int) -> tuple[Any, Any]:
     """The loops for heads of so many vectors: for one share of the rows, and for all shares."""
-    attend_head = _build_head(width)
+    attend_head = build_attend_head(width)
     dim = width * LANES
 
     @compiled()
@@ -111,8 +111,9 @@ def _build(width: int) -> tuple[Any, Any]:
     return attend_share, attend_shares
 
 
-def _build_head(width: int) -> Any:
-    """The loop for one query head of one row."""
+@functools.cache
+def build_attend_head(width: int) -> Any:
+    """The loop for one query head of one row, of so many vectors."""
     dim = width * LANES
     scale = np.float32(dim**-0.5)
 

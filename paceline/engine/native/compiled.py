@@ -23,13 +23,20 @@ _REORDERED = {"reassoc", *_FUSED}
 
 def compiled(*, parallel: bool = False, keeps_order: bool = False) -> Any:
     """Decorates a loop: compiled at its first call, kept on disk, run without the interpreter."""
-    return numba.njit(
-        cache=True,
-        nogil=True,
-        fastmath=_FUSED if keeps_order else _REORDERED,
-        error_model="numpy",
-        parallel=parallel,
-    )
+    options = {
+        "nogil": True,
+        "fastmath": _FUSED if keeps_order else _REORDERED,
+        "error_model": "numpy",
+        "parallel": parallel,
+    }
+
+    def decorate(loop: Any) -> Any:
+        try:
+            return numba.njit(cache=True, **options)(loop)
+        except RuntimeError:  # There is no place to write: every process compiles for itself.
+            return numba.njit(**options)(loop)
+
+    return decorate
 
 
 @intrinsic

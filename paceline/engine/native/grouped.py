@@ -130,7 +130,8 @@ def _tile(numbers: torch.Tensor) -> torch.Tensor:
 
 
 @compiled()
-def _sum_groups(x, sums, count):
+def sum_groups(x, sums, count):
+    """The sums of so many groups of numbers that lie one after the other."""
     for group in range(count):
         total = np.float32(0)
         for i in range(group * GROUP, (group + 1) * GROUP):
@@ -141,26 +142,30 @@ def _sum_groups(x, sums, count):
 @functools.cache
 def _build_4() -> tuple[Any, Any]:
     """The loops for 4-bit codes: over some tiles, and over shares of all."""
-    return _build(_multiply_tile_4)
+    return _build(build_multiply_tiles_4())
 
 
 @functools.cache
 def _build_8() -> tuple[Any, Any]:
     """The loops for 8-bit codes."""
-    return _build(_multiply_tile_8)
+    return _build(_build_tiles(_multiply_tile_8))
 
 
-def _build(build_tile: Any) -> tuple[Any, Any]:
-    multiply_tiles = _build_tiles(build_tile)
+@functools.cache
+def build_multiply_tiles_4() -> Any:
+    """The loop over some tiles of 4-bit codes."""
+    return _build_tiles(_multiply_tile_4)
 
+
+def _build(multiply_tiles: Any) -> tuple[Any, Any]:
     @compiled()
     def multiply_alone(num_shares, operands, sizes):
-        _sum_groups(floats(operands[0]), floats(operands[1]), sizes[0] * sizes[1] // GROUP)
+        sum_groups(floats(operands[0]), floats(operands[1]), sizes[0] * sizes[1] // GROUP)
         multiply_tiles(0, sizes[2] // LANES, operands, sizes)
 
     @compiled(parallel=True)
     def multiply_shared(num_shares, operands, sizes):
-        _sum_groups(floats(operands[0]), floats(operands[1]), sizes[0] * sizes[1] // GROUP)
+        sum_groups(floats(operands[0]), floats(operands[1]), sizes[0] * sizes[1] // GROUP)
         num_tiles = sizes[2] // LANES
         for share in numba.prange(num_shares):
             first = num_tiles * share // num_shares

@@ -43,7 +43,7 @@ def exponential(x):
 def normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Root mean square norm of each row, x [T, E], times a weight [E]."""
     out = torch.empty_like(x)
-    _normalize(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape)
+    normalize_rows(x.data_ptr(), weight.data_ptr(), epsilon, out.data_ptr(), *x.shape)
     return out
 
 
@@ -61,7 +61,7 @@ def turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
         heads: [T, H, D]; each row dense, wherever it lies.
         turns: Complex [T, 1, D / 2]: what each adjacent pair of numbers is multiplied with.
     """
-    _turn(heads.data_ptr(), turns.data_ptr(), heads.stride(0), *heads.shape)
+    turn_heads(heads.data_ptr(), turns.data_ptr(), heads.stride(0), *heads.shape)
 
 
 def to_unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +90,8 @@ def store_heads(
 
 
 @compiled()
-def _normalize(x_at, weight_at, epsilon, out_at, num_rows, size):
+def normalize_rows(x_at, weight_at, epsilon, out_at, num_rows, size):
+    """See `normalize`."""
     x, weight, out = floats(x_at), floats(weight_at), floats(out_at)
     for row in range(num_rows):
         start = row * size
@@ -113,7 +114,8 @@ def _gate(x_at, out_at, num_rows, size):
 
 
 @compiled()
-def _turn(heads_at, turns_at, stride, num_rows, num_heads, dim):
+def turn_heads(heads_at, turns_at, stride, num_rows, num_heads, dim):
+    """See `turn`."""
     heads, turns = floats(heads_at), floats(turns_at)
     for row in range(num_rows):
         for head in range(num_heads):
