@@ -178,7 +178,7 @@ def test_settings_reach_the_service() -> None:
     assert more.items() <= verify.items()
     assert more.keys().isdisjoint(environment(found["shop-paceline-draft"]))
     draft = environment(found["shop-paceline-draft"])
-    assert "quantized:int8,ngram" == draft["PACELINE_DRAFT_SOURCE"]
+    assert "quantized:int4,ngram" == draft["PACELINE_DRAFT_SOURCE"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
