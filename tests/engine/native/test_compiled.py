@@ -23,10 +23,10 @@ def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system that cannot be written a loop is compiled all the same."""
     njit = numba.njit
 
-    def refuse(**options: Any) -> Any:
+    def refuse(*loops: Any, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
-        return njit(**options)
+        return njit(*loops, **options)
 
     monkeypatch.setattr(numba, "njit", refuse)
     numbers = torch.arange(5.0)
