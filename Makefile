@@ -42,7 +42,7 @@ test: setup ## Runs all tests but those of test-deploy.
 	@$(PYTHON) -m pytest
 
 # No cluster is needed, and none is shown: Helm and kubectl talk to a stand-in API server, and pods are
-# processes. Root is, for the network namespaces of those.
+# processes, or containers where images can be built. Root is, for the network namespaces of those.
 test-deploy: setup ## Tests of image, chart, alerts and scaling; fetches helm, kubectl, promtool, envoy.
 	@$(PYTHON) -m tests.deploy.tools
 	@$(PYTHON) -m pytest tests/deploy -m "deploy or not deploy"

@@ -21,10 +21,11 @@ class DraftConfig(EngineConfig):
         "tokenizer; where it is given, the tokens of every other model are compared with its own",
     )
     source: list[str] = Field(
-        default=["quantized:int8", "ngram"],
+        default=["quantized:int4", "ngram"],
         min_length=1,
-        description="sources, the default first: ngram, suffix, grammar, quantized:int8, "
-        "early-exit:N, a model's name, or hybrid:A+B+...; may be given several times",
+        description="sources, the default first: ngram, suffix, grammar, quantized:int4, "
+        "quantized:int8, early-exit:N, a model's name, or hybrid:A+B+...; may be given several "
+        "times",
     )
     map_ends: bool = Field(
         default=False,

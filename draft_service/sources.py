@@ -26,7 +26,7 @@ from paceline.errors import InvalidArgument
 from paceline.records import DraftSource, ModelIdentity, SessionSpec
 from paceline.tier import report_progress
 
-_OWN_WEIGHTS = re.compile(r"quantized:int8|(quantized:int8:)?early-exit:\d+")
+_OWN_WEIGHTS = re.compile(r"quantized:int[48]|(quantized:int[48]:)?early-exit:\d+")
 """Names without a model at their end: they are made of the target's."""
 
 

@@ -267,7 +267,7 @@ async def _run(runs: Runs, questions: Sequence[Question]) -> list[Finding]:
 @click.option("--limit", type=int, default=30, show_default=True, help="Prompts, by category.")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Output of each.")
 @click.option("--target", default="smollm2", show_default=True, help="The target's name.")
-@click.option("--draft", default="quantized:int8", show_default=True, help="First draft source.")
+@click.option("--draft", default="quantized:int4", show_default=True, help="First draft source.")
 @click.option("--exact/--fast", default=True, show_default=True, help="Which kernels verify.")
 @click.option("--seed", type=int, default=7, show_default=True, help="Seed of every generation.")
 def main(prompts: Path | None, limit: int, **options: Any) -> None:

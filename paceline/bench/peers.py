@@ -92,7 +92,7 @@ def peer_draft(source: str, target: str) -> str:
     """The model behind a draft source of `target`; empty where transformers has nothing like it."""
     if source.startswith(_OURS_ALONE):
         return ""
-    return f"{source}:{target}" if source == "quantized:int8" else source
+    return f"{source}:{target}" if source.startswith("quantized:") else source
 
 
 def _load(name: str, settings: PeerSettings) -> Any:

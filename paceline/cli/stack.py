@@ -53,7 +53,7 @@ class StackOptions:
     def sources(self) -> tuple[str, ...]:
         """Draft sources served, the default first; prompt lookup is cheap and always one."""
         is_table = self.target.startswith("table:")
-        first = self.draft or ("ngram" if is_table else "quantized:int8")
+        first = self.draft or ("ngram" if is_table else "quantized:int4")
         return ("ngram",) if first == "ngram" else (first, "ngram")
 
     @property

@@ -16,7 +16,7 @@ from paceline.engine import models
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
 from paceline.engine.lean.exact_check import check_exact
-from paceline.engine.lean.kernels import EXACT, FAST, TWOFOLD, Kernels
+from paceline.engine.lean.kernels import Kernels, choose_kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
@@ -96,7 +96,8 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     progress(plan.describe())
     loaded = models.load(name, load_options, progress)
     served = ServedModel(loaded.identity, loaded.tokenizer_archive)
-    runner = _proven_runner(loaded, TWOFOLD if settings.memory_for_speed else FAST, progress)
+    kernels = choose_kernels(loaded.identity, memory_for_speed=settings.memory_for_speed)
+    runner = _proven_runner(loaded, kernels, progress)
     del loaded  # Where the runner keeps the weights in a form of its own, the network goes.
     engine = Engine(
         runner,
@@ -120,7 +121,7 @@ def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
     return replace(plan, num_blocks=min(plan.num_blocks, most))
 
 
-def _proven_runner(loaded: LoadedModel, fast: Kernels, progress: Progress) -> ModelRunner:
+def _proven_runner(loaded: LoadedModel, kernels: Kernels, progress: Progress) -> ModelRunner:
     """A runner that has shown that it computes what the network does, which it may use up."""
     network = loaded.network
     if isinstance(network, TableModel):
@@ -132,7 +133,6 @@ def _proven_runner(loaded: LoadedModel, fast: Kernels, progress: Progress) -> Mo
         runner: ModelRunner = NetworkRunner(network, size)
         check_against_stock(runner, stock)
         return runner
-    kernels = EXACT if loaded.identity.exact else fast
     decoder = take_decoder(network, kernels)
     runner = LeanRunner(decoder, size, kernels.attention)
     check_against_stock(runner, stock)

@@ -16,9 +16,12 @@ from paceline.engine.model_files import ModelFiles
 from paceline.errors import InvalidArgument, NotFound
 
 INT8_PER_ROW = "int8-per-row"
+INT4_PER_GROUP = "int4-per-group"
 
 _QUANTIZED_PREFIX = "quantized:"
 INT8_PREFIX = "quantized:int8:"
+_INT4_PREFIX = "quantized:int4:"
+_QUANTIZATIONS = {INT8_PREFIX: INT8_PER_ROW, _INT4_PREFIX: INT4_PER_GROUP}
 _EXIT_PREFIX = "early-exit:"
 _SMOLLM2 = "smollm2"
 SMOLLM2_DRAFT = "smollm2-draft"
@@ -32,28 +35,27 @@ def find_source(
     """Finds a model's files.
 
     Args:
-        name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:`,
-            `early-exit:N:` (the first N layers, with the model's own norm and head), or both.
+        name: A built-in name, directory, GGUF file or hub id, perhaps after `quantized:int8:` or
+            `quantized:int4:`, after `early-exit:N:` (the first N layers, with the model's own norm
+            and head), or after both.
         cache_dir: Where converted models are kept.
         progress: Told what takes long.
         target: Name of the model whose embeddings a distilled draft borrows.
 
     Returns:
-        The files, and how to quantize what is in them: `INT8_PER_ROW` or empty.
+        The files, and how to quantize what is in them: `INT8_PER_ROW`, `INT4_PER_GROUP` or empty.
 
     Raises:
         NotFound: There is no such file.
         FailedPrecondition: A GGUF file cannot be converted.
         InvalidArgument: The name is malformed, or a draft is named without its target.
     """
-    if name.startswith(INT8_PREFIX):
-        base, quantization = name.removeprefix(INT8_PREFIX), INT8_PER_ROW
-    else:
-        base, quantization = name, ""
+    base, quantization = _split_quantization(name)
     base, num_layers = _split_exit(base)
     if not base or base.startswith((_QUANTIZED_PREFIX, _EXIT_PREFIX)):
         raise InvalidArgument(
-            "model", f"{name!r} is not of the form [{INT8_PREFIX}][{_EXIT_PREFIX}N:]NAME"
+            "model",
+            f"{name!r} is not of the form [{_QUANTIZED_PREFIX}int8|int4:][{_EXIT_PREFIX}N:]NAME",
         )
     location = _locate(base, cache_dir, progress)
     if not is_draft(Path(location)):
@@ -63,6 +65,14 @@ def find_source(
     files, _ = find_source(target, cache_dir, progress)
     assert isinstance(files, ModelFiles)  # a draft would have been refused
     return DraftFiles(Path(location), files), quantization
+
+
+def _split_quantization(name: str) -> tuple[str, str]:
+    """The name behind a prefix that quantizes, and how it does; empty without one."""
+    for prefix, quantization in _QUANTIZATIONS.items():
+        if name.startswith(prefix):
+            return name.removeprefix(prefix), quantization
+    return name, ""
 
 
 def _split_exit(name: str) -> tuple[str, int]:
@@ -80,7 +90,7 @@ def find_gguf(name: str) -> Path | None:
     Raises:
         NotFound: The built-in model is not installed.
     """
-    base = name.removeprefix(INT8_PREFIX)
+    base, _ = _split_quantization(name)
     if base == _SMOLLM2:
         return _find_smollm2()
     path = Path(base).expanduser()

@@ -2,9 +2,9 @@
 
 A name is a built-in name (`smollm2`), a local directory, a GGUF file, a table file
 (`table:FILE.json`), a hub id, or a draft that was distilled from a target (`smollm2-draft`, or a
-directory); any but a table may be quantized (`quantized:int8:NAME`), any but tables and drafts end
-early (`early-exit:N:NAME`). Knows no cache, no runner and no environment: where converted models
-are kept is the caller's to say.
+directory); any but a table may be quantized (`quantized:int8:NAME`, `quantized:int4:NAME`), any
+but tables and drafts end early (`early-exit:N:NAME`). Knows no cache, no runner and no environment:
+where converted models are kept is the caller's to say.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from paceline.engine.lean import exact
 from paceline.engine.lean.weights import copied_bytes, second_copy_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
-from paceline.engine.model_source import INT8_PER_ROW, find_source
-from paceline.engine.quantization import quantize_int8_per_row
+from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_source
+from paceline.engine.quantization import quantize_int8_per_row, round_int4_per_group
 from paceline.engine.table_model import TABLE_PREFIX, TableModel, load_table
 from paceline.engine.table_tokenizer import build_tokenizer
 from paceline.errors import FailedPrecondition, InvalidArgument
@@ -128,7 +128,10 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
     )
     if quantization:
         progress(f"quantizing to {quantization}")
-        quantize_int8_per_row(network)
+        if quantization == INT4_PER_GROUP:
+            round_int4_per_group(network)
+        else:
+            quantize_int8_per_row(network)
     return LoadedModel(name, network, identity, archive)
 
 

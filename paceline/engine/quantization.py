@@ -1,8 +1,10 @@
-"""Int8 linear layers with one scale per row of the weights and one per row of the input.
+"""Linear layers in fewer bits: int8 with scales per row, or int4 with scales per group of weights.
 
-The scale of an input row comes from that row alone, so a row's result does not depend on the
-company it keeps, bit for bit. A network so quantized is another model than the one it was made
-from, and is named as such. Knows no model family.
+Int8 quantizes the input too; the scale of an input row comes from that row alone, so a row's result
+does not depend on the company it keeps, bit for bit. Int4 only rounds the weights, to what 4 bits
+can tell: any kernel may multiply them, and `native/grouped.py` does so without widening them. A
+network so quantized is another model than the one it was made from, and is named as such. Knows no
+model family.
 """
 
 from __future__ import annotations
@@ -13,6 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from paceline.engine.native.compiled import is_native
+from paceline.engine.native.grouped import GROUP, round_4, round_8
+from paceline.engine.native.rows import to_unit
+from paceline.errors import FailedPrecondition
+
 Packed: TypeAlias = Any
 """A matrix of int8 codes with its scales in the layout of torch's x86 kernel."""
 
@@ -22,8 +29,8 @@ _ZERO_POINT = 128
 """Of the unsigned input codes: code 128 is 0."""
 _EXACT_COLUMNS = 1024
 """Sums of this many products of 7-bit integers are exact in float32, in any order."""
-# Looked up once: choosing the overload at each call costs as much as the call.
-_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+# Looked up once, below the checks of the overload: both cost as much as the call itself.
+_multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default._op
 
 
 def quantize_int8_per_row(network: nn.Module) -> None:
@@ -32,6 +39,26 @@ def quantize_int8_per_row(network: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, _quantize(child))
+
+
+def round_int4_per_group(network: nn.Module) -> None:
+    """Rounds the weights of every `nn.Linear`, those of the head to 8 bits: it decides on tokens.
+
+    Embeddings stay as they are, also those that a head shares.
+
+    Raises:
+        FailedPrecondition: A layer's inputs are no whole groups.
+    """
+    for name, module in network.named_modules():
+        if type(module) is not nn.Linear:
+            continue
+        if module.in_features % GROUP:
+            raise FailedPrecondition(
+                f"{name} has {module.in_features} inputs, int4 takes multiples of {GROUP}"
+            )
+        is_head = name.partition(".")[0] == "lm_head"
+        rounded = (round_8 if is_head else round_4)(module.weight.detach())
+        module.weight = nn.Parameter(rounded.to(module.weight.dtype), requires_grad=False)
 
 
 def _quantize(linear: nn.Linear) -> nn.Module:
@@ -131,6 +158,8 @@ def _multiply_exactly(rows: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 
 def _normalize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [T, in_features] scaled into [-1, 1], and the scales [T, 1]."""
+    if is_native(rows):
+        return to_unit(rows)
     row_max = rows.abs().amax(dim=1, keepdim=True).clamp_min_(_TINY)
     return rows / row_max, row_max
 

@@ -1,8 +1,8 @@
-"""Runs what the chart says, as processes: one per pod, with its command, variables, probes and end.
+"""Runs what the chart says: each pod with its command, variables, probes, policies and end.
 
-Each pod has a network namespace, a read-only root, empty volumes, no capabilities, and gets no
-variable but those of its spec. Images, users and limits are not emulated: the code is this
-checkout's, run as the user of the tests.
+Each has a network namespace. How its container starts is a `Launch`: `Processes` starts this
+checkout's code, as the user of the tests, with a read-only root, empty volumes, no capabilities and
+no variable but those of the spec; `pod_containers.py` starts images. Limits are not emulated.
 """
 
 from __future__ import annotations
@@ -15,36 +15,61 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.deploy import pod_secrets
+from tests.deploy import pod_firewall, pod_secrets
 from tests.deploy.pod_network import PodNetwork
 from tests.deploy.rendering import Object, container, of_kind, selects
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_S = 0.1
 CACHE = "/var/cache/paceline"
-# Mounts are the process's own: `ip netns exec` gives it a mount namespace.
+# Mounts are the process's own: `ip netns exec` gives it a mount namespace. The checkout is mounted
+# anew, since it may lie in /tmp, which is another one now.
 _MOUNT = f"""
 mount -t tmpfs none /var/cache && mkdir {CACHE} && cp {{files}} {CACHE}/
 {{secrets}}
-mount -t tmpfs none /tmp && mount -o remount,bind,ro / && cd {ROOT}
+mkdir /var/cache/code && mount --bind {ROOT} /var/cache/code
+mount -t tmpfs none /tmp && mkdir -p {ROOT} && mount --bind /var/cache/code {ROOT}
+mount -o remount,bind,ro {ROOT} && mount -o remount,bind,ro / && cd {ROOT}
 exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all "$@"
 """
 
 
-Volumes = tuple[Sequence[Path], Path]
-"""What pods find: files in every cache, and a folder with the Secrets that they mount."""
+class Launch(Protocol):
+    """How the container of a pod is started."""
+
+    def __call__(self, spec: Object, space: str, log: IO[str]) -> subprocess.Popen[bytes]:
+        """Starts it in a network namespace; the process hears its signals and ends with it."""
+
+
+class Processes:
+    """Starts this checkout's code; files go into the cache, Secrets where it mounts them."""
+
+    def __init__(self, files: Sequence[Path], secrets: Path) -> None:
+        self._files, self._secrets = " ".join(map(str, files)), secrets
+
+    def __call__(self, spec: Object, space: str, log: IO[str]) -> subprocess.Popen[bytes]:
+        """Starts a command without an image."""
+        one = container(spec)
+        command = [sys.executable if word == "python" else word for word in one["command"]]
+        secrets = pod_secrets.mounts(spec, self._secrets)
+        mount = _MOUNT.format(files=self._files, secrets=secrets)
+        inside = ("ip", "netns", "exec", space, "sh", "-ec", mount, "sh")
+        environment = variables(spec, self._secrets) | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            (*inside, *command, *one.get("args", [])), env=environment, stdout=log, stderr=log
+        )
 
 
 class Pod:
     """One pod: its process, its address, whether it is ready."""
 
     def __init__(
-        self, name: str, spec: Object, place: tuple[str, str], volumes: Volumes, log: IO[str]
+        self, name: str, spec: Object, place: tuple[str, str], launch: Launch, log: IO[str]
     ) -> None:
         self.name = name
         self.spec = spec
@@ -52,19 +77,7 @@ class Pod:
         self.is_ready = False
         self.is_leaving = False
         self.exit_code: int | None = None
-        one = container(spec)
-        command = [sys.executable if word == "python" else word for word in one["command"]]
-        files, secrets = volumes
-        mount = _MOUNT.format(
-            files=" ".join(map(str, files)), secrets=pod_secrets.mounts(spec, secrets)
-        )
-        inside = ("ip", "netns", "exec", self.space, "sh", "-ec", mount, "sh")
-        self.process = subprocess.Popen(
-            (*inside, *command, *one.get("args", [])),
-            env=variables(spec, secrets) | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-            stdout=log,
-            stderr=log,
-        )
+        self.process = launch(spec, self.space, log)
 
     def probe(self, kind: str) -> bool:
         """Asks one of its probes, as a kubelet does."""
@@ -86,8 +99,14 @@ class Pod:
         try:
             self.exit_code = self.process.wait(grace_s - (time.monotonic() - begin_s))
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            self.kill()
             self.exit_code = self.process.wait()
+
+    def kill(self) -> None:
+        """Ends everything in it at once."""
+        inside = subprocess.check_output(("ip", "netns", "pids", self.space), text=True)
+        for process_id in map(int, inside.split()):
+            os.kill(process_id, signal.SIGKILL)
 
 
 def variables(spec: Object, secrets: Path) -> dict[str, str]:
@@ -101,10 +120,10 @@ def variables(spec: Object, secrets: Path) -> dict[str, str]:
 
 
 class MiniKubelet:
-    """Keeps as many pods of each Deployment as it says, and the name service true."""
+    """Keeps as many pods of each Deployment as it says, and names and policies true."""
 
-    def __init__(self, volumes: Volumes, log: IO[str]) -> None:
-        self._volumes, self._log = volumes, log
+    def __init__(self, launch: Launch, log: IO[str]) -> None:
+        self._launch, self._log = launch, log
         self._objects: list[Object] = []
         self.pods: list[Pod] = []
         self._endings: list[threading.Thread] = []
@@ -123,6 +142,7 @@ class MiniKubelet:
                 self._remove(pod)
             for _ in range(count - len(running)):
                 self.pods.append(self._start(name, deployment["spec"]["template"]))
+        self._enforce()
 
     def addresses_of(self, service: str) -> list[str]:
         """The ready pods behind a Service; an ordinary one has the first of them as its address."""
@@ -159,20 +179,36 @@ class MiniKubelet:
     def run(self, name: str) -> int:
         """Runs a pod to its end, as a hook; gives its exit status."""
         pod = self._start(name, of_kind(self._objects, "Pod")[name])
+        self._enforce(pod)
         return pod.process.wait()
+
+    def stranger(self) -> str:
+        """A network namespace that no policy holds or names."""
+        space, _ = self._network.add()
+        return space
 
     def close(self) -> None:
         """Ends everything."""
         for pod in self.pods:
             if not pod.is_leaving:
-                pod.process.kill()
+                pod.kill()
             pod.process.wait()
         self._closing.set()
         self._watcher.join()
         self._network.close()
 
     def _start(self, name: str, spec: Object) -> Pod:
-        return Pod(name, spec, self._network.add(), self._volumes, self._log)
+        return Pod(name, spec, self._network.add(), self._launch, self._log)
+
+    def _enforce(self, *more: Pod) -> None:
+        """Policies need to know who is where, so they are set again with every change."""
+        if pod_firewall.IS_THERE:
+            members = [
+                pod_firewall.Member(pod.spec, pod.space, pod.address)
+                for pod in (*self.pods, *more)
+                if pod.process.poll() is None
+            ]
+            pod_firewall.enforce(self._objects, members, self._network.gateway)
 
     def _remove(self, pod: Pod) -> None:
         pod.is_leaving, pod.is_ready = True, False

@@ -25,7 +25,8 @@ class PodNetwork:
     """Owns a bridge, the namespaces on it, and the name service at its address."""
 
     def __init__(self, addresses_of: Callable[[str], Sequence[str]]) -> None:
-        number = os.getpid()
+        links = Path("/sys/class/net")
+        number = next(n for n in itertools.count(os.getpid()) if not (links / f"pl{n}").exists())
         self._name = f"pl{number}"
         self._prefix = f"10.213.{number % 254 + 1}"
         self._hosts = itertools.count(2)

@@ -1,16 +1,20 @@
-"""What the chart says, runs: its pods as processes, scaled under load without a failed answer.
+"""What the chart says, runs: its pods, scaled under load without a failed answer.
 
 No cluster: `mini_kubelet.py` says what is emulated. Pods find one another by name, over the name
-service of a network of their own, so this is also where discovery is tested as a whole.
+service of a network of their own, so this is also where discovery is tested as a whole. They are
+processes of this checkout, and once containers of the images that were built of it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,11 @@ import grpc
 import pytest
 
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc, speculation_pb2
-from tests.deploy.mini_kubelet import CACHE, MiniKubelet
+from tests.deploy import pod_firewall, tools
+from tests.deploy.mini_kubelet import CACHE, Launch, MiniKubelet, Pod, Processes
+from tests.deploy.pod_containers import Containers, mounted
 from tests.deploy.rendering import Object, render
+from tests.deploy.test_monitoring import METRIC, queries
 
 pytestmark = [
     pytest.mark.deploy,
@@ -66,20 +73,56 @@ def objects(*, verify: int, draft: int, **values: Any) -> list[Object]:
     )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[MiniKubelet]:
-    """An empty cluster whose pods find two tables in their cache."""
-    files = {"target": table(step=1), "draft": table(step=2)}
-    for name, content in files.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    with (tmp_path / "log").open("w") as log:
-        paths = [tmp_path / f"{name}.json" for name in files]
-        kubelet = MiniKubelet((paths, tmp_path / "secrets"), log)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+    """Two tables, which pods find in their cache."""
+    folder = tmp_path_factory.mktemp("tables")
+    contents = {"target": table(step=1), "draft": table(step=2)}
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return [folder / f"{name}.json" for name in contents]
+
+
+@contextmanager
+def running(launch: Launch, folder: Path) -> Iterator[MiniKubelet]:
+    """An empty cluster; what its pods logged is shown where a test fails."""
+    with (folder / "log").open("w") as log:
+        kubelet = MiniKubelet(launch, log)
         try:
             yield kubelet
         finally:
             kubelet.close()
-            print((tmp_path / "log").read_text()[-6000:])  # shown where the test failed
+            print((folder / "log").read_text()[-6000:])
+
+
+@pytest.fixture
+def cluster(files: Sequence[Path], tmp_path: Path) -> Iterator[MiniKubelet]:
+    """An empty cluster whose pods are processes."""
+    with running(Processes(files, tmp_path / "secrets"), tmp_path) as kubelet:
+        yield kubelet
+
+
+@pytest.fixture(scope="module")
+def settled(
+    files: Sequence[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MiniKubelet]:
+    """One pod of each tier, for all tests that leave them as they found them."""
+    folder = tmp_path_factory.mktemp("settled")
+    with running(Processes(files, folder / "secrets"), folder) as kubelet:
+        kubelet.apply(objects(verify=1, draft=1))
+        kubelet.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
+        yield kubelet
+
+
+@pytest.fixture
+def containers(files: Sequence[Path], tmp_path: Path) -> Iterator[MiniKubelet]:
+    """An empty cluster whose pods are containers."""
+    with ExitStack() as stack:
+        images = {
+            f"paceline/{target}": stack.enter_context(mounted(target)) for target in tools.TARGETS
+        }
+        launch = Containers(images, files, tmp_path)
+        yield stack.enter_context(running(launch, tmp_path))
 
 
 class Load:
@@ -121,12 +164,18 @@ class Load:
         self._channel.close()
 
 
-def sessions_opened(address: str) -> float:
+def scrape(address: str) -> list[str]:
     """What a pod's metrics say, at the port that the chart gives them."""
     with urllib.request.urlopen(f"http://{address}:9464/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
+        return response.read().decode().splitlines()  # type: ignore[no-any-return]  # lines
+
+
+def sessions_opened(address: str) -> float:
+    """How many sessions a pod of a model tier has had."""
     return float(
-        next(line for line in lines if line.startswith("paceline_sessions_total")).split()[1]
+        next(
+            line for line in scrape(address) if line.startswith("paceline_sessions_total")
+        ).split()[1]
     )
 
 
@@ -172,3 +221,71 @@ def test_a_pod_that_loads_is_alive_and_not_ready(cluster: MiniKubelet) -> None:
     cluster.apply(objects(verify=1, draft=0))
     cluster.wait_ready({GATEWAY: 1, VERIFY: 1})
     assert [gateway.address] == cluster.addresses_of("shop-paceline-gateway")
+
+
+def reaches(space: str, address: str, port: int) -> bool:
+    """Whether a connection from a network namespace is taken."""
+    script = f"import socket; socket.create_connection(({address!r}, {port}), 30)"
+    command = ("ip", "netns", "exec", space, sys.executable, "-c", script)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert 0 == done.returncode or "ConnectionRefusedError" in done.stderr, done.stderr
+    return 0 == done.returncode
+
+
+@pytest.mark.skipif(not pod_firewall.IS_THERE, reason="policies are set with iptables-restore")
+def test_policies_hold_on_the_network(settled: MiniKubelet) -> None:
+    """The inner tiers hear the gateway alone, and ask nobody; a stranger gets to the gateway."""
+    stranger = settled.stranger()
+    spaces = {pod.name: pod.space for pod in settled.pods} | {"stranger": stranger}
+    ways = {
+        (source, pod.name)
+        for source, space in spaces.items()
+        for pod in settled.pods
+        if source != pod.name and reaches(space, pod.address, 50051)
+    }
+    assert {(GATEWAY, VERIFY), (GATEWAY, DRAFT), ("stranger", GATEWAY)} == ways
+    assert all(reaches(stranger, pod.address, 9464) for pod in settled.pods)
+
+
+def test_every_query_finds_its_metrics(settled: MiniKubelet) -> None:
+    """What dashboard and alerts ask for is what three pods serve, before anybody asked them."""
+    lines = [line for pod in settled.pods for line in scrape(pod.address)]
+    served = {line.split("{")[0].split()[0] for line in lines if not line.startswith("#")}
+    for name, kind in (line.split()[2:] for line in lines if line.startswith("# TYPE")):
+        parts = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+        served |= {name + part for part in parts}
+    assert set() == {name for query in queries() for name in METRIC.findall(query)} - served
+
+
+def rights(pod: Pod) -> tuple[str, str, str, bool]:
+    """User, capabilities, whether it may gain more, and whether it may write to its root."""
+    inside = subprocess.check_output(("ip", "netns", "pids", pod.space), text=True).split()
+    process = Path("/proc", inside[0])
+    status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+    mounts = [line.split() for line in (process / "mountinfo").read_text().splitlines()]
+    (root,) = [options.split(",") for _, _, _, _, place, options, *_ in mounts if place == "/"]
+    return status["Uid"].split()[0], status["CapEff"], status["NoNewPrivs"], "rw" in root
+
+
+@pytest.mark.skipif(not tools.has_image_programs(), reason=f"takes {tools.IMAGE_PROGRAMS}")
+def test_the_images_run(containers: MiniKubelet) -> None:
+    """All tiers as containers without rights: they answer, and drain when they are sent away."""
+    containers.apply(objects(verify=1, draft=1))
+    containers.wait_ready({GATEWAY: 1, VERIFY: 1, DRAFT: 1})
+    assert {("10001", "0" * 16, "1", False)} == {rights(pod) for pod in containers.pods}
+    assert 0 == containers.run("shop-paceline-test")
+    (address,) = containers.addresses_of("shop-paceline-gateway")
+    load = Load(f"{address}:50051")
+    try:
+        wait_used(containers, load, DRAFT)
+        for verify, draft in [(2, 0), (1, 0)]:
+            containers.apply(objects(verify=verify, draft=draft))
+            containers.wait_ready({GATEWAY: 1, VERIFY: verify, DRAFT: draft})
+            wait_used(containers, load, VERIFY)
+            load.wait_more(2 * NUM_CLIENTS)
+        left = containers.wait_gone()
+    finally:
+        load.stop()
+    assert [] == load.errors
+    assert {walk("abc")} == set(load.answers)
+    assert [0, 0] == [pod.exit_code for pod in left]

@@ -171,15 +171,18 @@ def test_settings_reach_the_service() -> None:
     """Numbers without an exponent, lists by commas, tables as JSON: as the services read them."""
     arms = {"short": {"share": 0.1, "draft_length": "fixed:2"}}
     changes: dict[str, Any] = {"gateway": {"settings": {"arms": arms, "reflection": True}}}
-    changes["verify"] = {"settings": {"max_sessions": 12345678}}
+    more = {"NUMBA_CACHE_DIR": "/var/cache/paceline/numba"}
+    changes["verify"] = {"settings": {"max_sessions": 12345678}, "env": more}
     found = pods(render(**changes))
     gateway = environment(found["shop-paceline-gateway"])
     assert arms == json.loads(gateway["PACELINE_GATEWAY_ARMS"])
     assert "true" == gateway["PACELINE_GATEWAY_REFLECTION"]
     verify = environment(found["shop-paceline-verify"])
     assert "12345678" == verify["PACELINE_VERIFY_MAX_SESSIONS"]
+    assert more.items() <= verify.items()
+    assert more.keys().isdisjoint(environment(found["shop-paceline-draft"]))
     draft = environment(found["shop-paceline-draft"])
-    assert "quantized:int8,ngram" == draft["PACELINE_DRAFT_SOURCE"]
+    assert "quantized:int4,ngram" == draft["PACELINE_DRAFT_SOURCE"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

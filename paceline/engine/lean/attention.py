@@ -1,4 +1,4 @@
-"""Attention of the lean decoder on the CPU: one product per sequence and layer.
+"""Attention of the lean decoder on the CPU: one product per sequence and layer, or one loop.
 
 Whatever is the same for all layers is made once per step: views of the keys and values, masks,
 slots. Knows no weights and no session.
@@ -15,8 +15,10 @@ import torch.nn.functional as F
 from paceline.engine.attention import causal_mask, find_slots
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import HeadShape
+from paceline.engine.native import attend
+from paceline.engine.native.attend import SingleRows
 from paceline.engine.paged_cache import slot_runs
-from paceline.engine.step import Step
+from paceline.engine.step import Span, Step
 
 # Up to this many rows a sequence's query heads that share a key head are rows of one product;
 # beyond it the masks would outgrow the gain.
@@ -58,18 +60,25 @@ class CpuAttention:
         self._shape = shape
         self._windows = windows
         self._slots = find_slots(step, torch.device("cpu"))
+        self._is_native = cache.dtype == torch.float32 and attend.serves(shape.dim)
+        most_rows = 1 if self._is_native else 0
+        self._singles = {window: find_seen(step, window, most_rows) for window in set(windows)}
         self._parts = {window: self._cut(step, window) for window in set(windows)}
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """Stores the rows' keys and values, then attends sequence by sequence."""
+        """Stores keys and values, then attends: single rows at once, others one by one."""
         num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         self._cache.write(layer, self._slots, heads[:, num_heads:])
-        # By place in the group first, so the rows of a key head are [T * groups, D] as one view.
-        queries = heads[:, :num_heads].reshape(-1, num_kv_heads, self._shape.dim).transpose(0, 1)
-        outputs = [
-            self._attend_part(part, layer, queries) for part in self._parts[self._windows[layer]]
-        ]
-        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        output = heads.new_empty((len(heads), num_heads, self._shape.dim))
+        window = self._windows[layer]
+        if singles := self._singles[window]:
+            attend.attend(heads, *self._cache.view_layer(layer), singles, output)
+        if parts := self._parts[window]:
+            # By place in the group first: the rows of a key head are [T * groups, D] as one view.
+            queries = heads[:, :num_heads].reshape(-1, num_kv_heads, self._shape.dim)
+            for part in parts:
+                rows = output[part.first : part.last].view(-1, num_kv_heads, self._shape.dim)
+                rows.copy_(self._attend_part(part, layer, queries.transpose(0, 1)))
         return output.view(len(heads), -1)
 
     def _attend_part(self, part: _Part, layer: int, queries: torch.Tensor) -> torch.Tensor:
@@ -92,10 +101,16 @@ class CpuAttention:
         )
         return output.permute(2, 0, 1, 3).flatten(0, 1)
 
+    def _is_single(self, span: Span) -> bool:
+        return self._is_native and len(span.token_ids) == 1
+
     def _cut(self, step: Step, window: int | None) -> list[_Part]:
         parts, row = [], 0
         for span in step.spans:
             num_rows = len(span.token_ids)
+            if self._is_single(span):
+                row += 1
+                continue
             first_key = 0 if window is None else max(0, span.start + 1 - window)
             runs = slot_runs(span.block_table, step.block_size, first_key, span.end)
             is_grouped = num_rows <= _MAX_GROUPED_ROWS
@@ -112,3 +127,24 @@ class CpuAttention:
             parts.append(_Part(row, row + num_rows, views, mask, is_causal))
             row += num_rows
         return parts
+
+
+def find_seen(step: Step, window: int | None, most_rows: int) -> SingleRows | None:
+    """What each row sees, of spans with at most so many rows; None where there are none."""
+    rows: list[tuple[int, int, int]] = []
+    runs: list[tuple[int, int]] = []
+    num_keys = longest = row = 0
+    for span in step.spans:
+        num_rows = len(span.token_ids)
+        for index in range(num_rows if num_rows <= most_rows else 0):
+            last_key = span.start + index + 1
+            first_key = 0 if window is None else max(0, last_key - window)
+            found = slot_runs(span.block_table, step.block_size, first_key, last_key)
+            rows.append((row + index, len(runs), len(runs) + len(found)))
+            runs += found
+            num_keys += last_key - first_key
+            longest = max(longest, last_key - first_key)
+        row += num_rows
+    if not rows:
+        return None
+    return SingleRows(torch.tensor(rows), torch.tensor(runs), num_keys, longest)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from paceline.engine.lean.decoder import HeadShape
+from paceline.engine.native.rows import store_heads
 
 _ALIGNMENT = 64
 """Bytes of a cache line and of the widest vector."""
@@ -34,7 +35,7 @@ class StackedCache:
         size = (num_layers, 2, 1, shape.num_kv_heads, num_blocks * block_size, shape.dim)
         # Exact attention reads slots behind a sequence, at weight 0: NaN would still be NaN.
         self._stack = _allocate_zeros(size, dtype)
-        self._by_layer = self._stack.flatten(1, 3).unbind(0)
+        self._by_layer = [(keys[0], values[0]) for keys, values in self._stack.unbind(0)]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,7 +49,17 @@ class StackedCache:
 
     def write(self, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """Stores rows [T, 2 * Hkv, D], keys before values, in slots [T] of a layer."""
-        self._by_layer[layer].index_copy_(1, slots, rows.transpose(0, 1))
+        keys, values = self._by_layer[layer]
+        if rows.dtype == keys.dtype == torch.float32:
+            store_heads(rows, keys, values, slots)
+            return
+        new_keys, new_values = rows.transpose(0, 1).chunk(2)
+        keys.index_copy_(1, slots, new_keys)
+        values.index_copy_(1, slots, new_values)
+
+    def view_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [Hkv, num_slots, D] of a layer."""
+        return self._by_layer[layer]
 
     def view_run(self, first: int, last: int) -> Sequence[torch.Tensor]:
         """Views [1, Hkv, N, D] of slots first .. last - 1: key and value of each layer in turn."""

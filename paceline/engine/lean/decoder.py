@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 
 from paceline.engine.lean.linear import Gate, Linear
+from paceline.engine.native import rows
+from paceline.engine.native.compiled import is_native
 
 Turn = Callable[[torch.Tensor, torch.Tensor], None]
 """Rotates heads [T, H, D] in place by complex [T, 1, D / 2], one number per adjacent pair."""
@@ -77,8 +79,8 @@ class Decoder:
     norm: torch.Tensor
     head: Callable[[torch.Tensor], torch.Tensor]
     """[W, E] -> logits [W, V]."""
-    epsilon: torch.Tensor
-    """Float32 []: what norms add to the mean square."""
+    epsilon: float
+    """What norms add to the mean square."""
     shape: HeadShape
     frequencies: torch.Tensor
     """Float32 [D / 2]: radians that a position turns each pair of numbers by."""
@@ -111,35 +113,44 @@ class Decoder:
         """
         num_turned = self.shape.num_turned
         x = self.embedding[ids]
-        turns = self._turns(positions)
+        turns = self.find_turns(positions)
         for index, layer in enumerate(self.layers):
-            heads = layer.qkv(self._normalize(x, layer.attention_norm))
+            heads = layer.qkv(normalize(x, layer.attention_norm, self.epsilon))
             heads = heads.view(len(x), -1, self.shape.dim)
             turned = heads[:, :num_turned]
             if layer.head_norm is not None:
-                turned.copy_(self._normalize(turned, layer.head_norm))
+                turned.copy_(normalize(turned, layer.head_norm, self.epsilon))
             self.turn(turned, turns)
             x = layer.output.add_to(x, attention.attend(index, heads))
-            x = layer.down.add_to(x, layer.gate(self._normalize(x, layer.mlp_norm)))
+            x = layer.down.add_to(x, layer.gate(normalize(x, layer.mlp_norm, self.epsilon)))
+        return self.score(x, wanted)
+
+    def score(self, x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [W, V] of the rows that are wanted among x [T, E], which has left the layers."""
         if len(wanted) < len(x):
             x = x[wanted]
-        return self.head(self._normalize(x, self.norm))
+        return self.head(normalize(x, self.norm, self.epsilon))
 
-    def _normalize(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Root mean square norm over the last dimension; `rms_norm` takes twice as many steps."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        mean_square = torch.addcmul(self.epsilon, length, length, value=1 / x.shape[-1])
-        return (x * mean_square.rsqrt_()).to(x.dtype).mul_(weight)
-
-    def _turns(self, positions: torch.Tensor) -> torch.Tensor:
+    def find_turns(self, positions: torch.Tensor) -> torch.Tensor:
         """Complex [T, 1, D / 2]: what each pair of numbers of a row is multiplied with."""
         angles = positions[:, None, None].float() * self.frequencies
         return torch.polar(torch.full_like(angles, self.turn_scale), angles)
 
 
+def normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Root mean square norm over the last dimension."""
+    if x.ndim == 2 and is_native(x):
+        return rows.normalize(x, weight, epsilon)
+    numbers = x.float()
+    mean_square = numbers.square().mean(dim=-1, keepdim=True)
+    return (numbers * (mean_square + epsilon).rsqrt_()).to(x.dtype).mul_(weight)
+
+
 def turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
     """Rotates; see `Turn`."""
+    if heads.dtype == torch.float32:
+        rows.turn(heads, turns)
+        return
     numbers = heads.float()
     torch.view_as_complex(numbers.view(*heads.shape[:2], -1, 2)).mul_(turns)
-    if numbers.dtype != heads.dtype:
-        heads.copy_(numbers)
+    heads.copy_(numbers)

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from paceline.engine import quantization
+from paceline.engine.native import rows
+from paceline.engine.native.compiled import is_native
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
 
 # Only chooses the layout: 8, 16 and 32 give the same one, which serves any number of rows.
@@ -207,5 +209,8 @@ class FusedGate:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies; see `Gate`."""
-        gate, up = self.gate_up(x).chunk(2, dim=1)
+        gate_up = self.gate_up(x)
+        if is_native(gate_up):
+            return rows.gate(gate_up)
+        gate, up = gate_up.chunk(2, dim=1)
         return F.silu(gate).mul_(up)

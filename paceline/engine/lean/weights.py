@@ -82,7 +82,7 @@ def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
         layers=tuple(layers),
         norm=model.norm.weight.detach(),
         head=_take_head(network.lm_head, kernels),
-        epsilon=torch.tensor(float(config.rms_norm_eps)),
+        epsilon=float(config.rms_norm_eps),
         shape=shape,
         frequencies=model.rotary_emb.inv_freq.float(),
         turn_scale=float(model.rotary_emb.attention_scaling),
@@ -95,7 +95,7 @@ def _product(head: nn.Module) -> Any:
 
 
 def _take_head(head: nn.Module, kernels: Kernels) -> Callable[[torch.Tensor], torch.Tensor]:
-    linear = kernels.build_linear(Matrix.of(_product(head)))
+    linear = kernels.build_head(Matrix.of(_product(head)))
     if not isinstance(head, ReducedHead):
         return linear
     return ReducedHead(linear, head.token_ids, head.out_features)

@@ -1,0 +1,1 @@
+"""Loops over rows of numbers, compiled for this machine when they are first run."""

@@ -1,0 +1,46 @@
+"""How loops are compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import pytest
+import torch
+
+from paceline.engine.native.compiled import compiled, floats, is_native
+
+
+def _sum(numbers_at: Any, count: Any) -> Any:
+    numbers = floats(numbers_at)
+    total = 0.0
+    for i in range(count):
+        total += numbers[i]
+    return total
+
+
+def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that cannot be written a loop is compiled all the same."""
+    njit = numba.njit
+
+    def refuse(*loops: Any, **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(*loops, **options)
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    numbers = torch.arange(5.0)
+    assert 10.0 == compiled()(_sum)(numbers.data_ptr(), 5)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.zeros(3, 4), True),
+        (torch.zeros(3, 4).T, False),
+        (torch.zeros(3, 4, dtype=torch.bfloat16), False),
+    ],
+)
+def test_what_loops_take(tensor: torch.Tensor, expected: bool) -> None:
+    """Dense float32 numbers."""
+    assert expected == is_native(tensor)
