@@ -59,7 +59,10 @@ class Processes:
         secrets = pod_secrets.mounts(spec, self._secrets)
         mount = _MOUNT.format(files=self._files, secrets=secrets)
         inside = ("ip", "netns", "exec", space, "sh", "-ec", mount, "sh")
-        environment = variables(spec, self._secrets) | {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+        environment = variables(spec, self._secrets) | {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+        }
         return subprocess.Popen(
             (*inside, *command, *one.get("args", [])), env=environment, stdout=log, stderr=log
         )
