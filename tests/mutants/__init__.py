@@ -9,6 +9,7 @@ from tests.mutants import (
     drafts,
     gateways,
     lengths,
+    native,
     noise,
     parameters,
     rules,
@@ -28,5 +29,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *audits.MUTANTS,
     *watches.MUTANTS,
     *lengths.MUTANTS,
+    *native.MUTANTS,
     *access.MUTANTS,
 )

@@ -26,7 +26,15 @@ _NUM_PROCESSES = 2
 _PLUGINS = ["pytest_asyncio.plugin", "pytest_timeout"]
 _HEAVY = [
     *("google.rpc.error_details_pb2", "grpc.aio", "grpc_health.v1.health", "grpc_status"),
-    *("jinja2", "llguidance", "prometheus_client", "pydantic_settings", "structlog", "uvloop"),
+    *(
+        "jinja2",
+        "llguidance",
+        "numba",
+        "prometheus_client",
+        "pydantic_settings",
+        "structlog",
+        "uvloop",
+    ),
     *("pytest", *_PLUGINS, "scipy.stats", "tokenizers", "torch"),
     "transformers.models.llama.modeling_llama",
 ]

@@ -60,14 +60,15 @@ def test_rows_attend_to_their_runs(
 
 
 def test_large_scores() -> None:
-    """Scores far from zero neither overflow nor lose the largest."""
+    """Scores far from zero neither overflow nor lose what they differ by."""
     keys = torch.zeros(1, 3, 16)
-    keys[0, :, 0] = torch.tensor([-1e4, 1e4, 1e4])
+    keys[0, :, 0] = torch.tensor([-1e4, 356, 359])  # scores -2500, 89 and 89.75
     values = torch.arange(3.0).view(1, 3, 1).expand(1, 3, 16).contiguous()
     heads = torch.ones(1, 3, 16)
     output = torch.empty(1, 1, 16)
     attend.attend(heads, keys, values, plan([(0, [(0, 3)])]), output)
-    torch.testing.assert_close(torch.full((1, 1, 16), 1.5), output)
+    expected = 1 + torch.sigmoid(torch.tensor(0.75))
+    torch.testing.assert_close(expected.expand(1, 1, 16), output, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(("dim", "is_served"), [(16, True), (80, True), (8, False), (72, False)])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.engine.lean import runner as lean_runner
@@ -35,8 +36,12 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def build(network: PreTrainedModel, kernels: Kernels) -> LeanRunner:
-    """A runner over rounded weights, with room for three sequences."""
+    """A runner over rounded weights and random biases, with room for three sequences."""
     round_int4_per_group(network)
+    torch.manual_seed(0)
+    for name, parameter in network.named_parameters():
+        if name.endswith("bias"):
+            nn.init.normal_(parameter)
     decoder = take_decoder(network.requires_grad_(False), kernels)
     runner = LeanRunner(decoder, VOCABULARY, kernels.attention)
     runner.allocate(60, BLOCK_SIZE)
