@@ -46,7 +46,7 @@ def test_commands_load_no_model_code(name: str) -> None:
     ("flag", "shown"),
     [
         ("--target", "smollm2"),
-        ("--draft", "quantized:int8"),
+        ("--draft", "quantized:int4"),
         ("--rule", "rejection-block"),
         ("--gateway-port", "50051"),
         ("--draft-replicas", "1"),
