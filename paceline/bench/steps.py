@@ -15,9 +15,9 @@ import click
 import torch
 
 from paceline.engine import models
-from paceline.engine.lean.kernels import EXACT, FAST, TWOFOLD
+from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import take_decoder
+from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.engine.table_model import TableModel
 from paceline.serving.config import CACHE_DIR
@@ -44,11 +44,15 @@ def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, LeanRunn
         click.UsageError: the lean decoder does not serve the model.
     """
     runners = {}
-    for kind, kernels in (("fast", FAST), ("twofold", TWOFOLD), ("exact", EXACT)):
-        options = models.LoadOptions(cache_dir, exact=True)
+    for kind, options in (
+        ("fast", models.LoadOptions(cache_dir)),
+        ("twofold", models.LoadOptions(cache_dir, memory_for_speed=True)),
+        ("exact", models.LoadOptions(cache_dir, exact=True)),
+    ):
         loaded = models.load(name, options, lambda _: None)
-        if isinstance(loaded.network, TableModel):
-            raise click.UsageError("a table has no kernels")
+        if isinstance(loaded.network, TableModel) or not serves(loaded.network):
+            raise click.UsageError(f"the lean decoder does not serve {name}")
+        kernels = choose_kernels(loaded.identity, memory_for_speed=options.memory_for_speed)
         decoder = take_decoder(loaded.network, kernels)
         runners[kind] = LeanRunner(decoder, loaded.identity.vocabulary_size, kernels.attention)
         runners[kind].allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)

@@ -59,5 +59,5 @@ def test_prints_every_kind(networks: Any, tmp_path: Path) -> None:
 
 def test_tables_are_refused(write_table: Any, tmp_path: Path) -> None:
     """They have no kernels to compare."""
-    with pytest.raises(click.UsageError, match="a table has no kernels"):
+    with pytest.raises(click.UsageError, match="does not serve table:"):
         load_runners(write_table(0.5, 0.5), tmp_path, 10)
