@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.lean.kernels import EXACT
+from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.models import LoadOptions, load
@@ -21,14 +21,17 @@ TABLE = tuple(range(LENGTH // SIZE))
 OTHER = tuple(range(LENGTH // SIZE, LENGTH // SIZE + 2))
 
 
-@pytest.mark.parametrize("prefix", ["", "quantized:int8:"], ids=["float32", "int8"])
+@pytest.mark.parametrize(
+    "prefix", ["", "quantized:int8:", "quantized:int4:"], ids=["float32", "int8", "int4"]
+)
 def test_logits_are_the_same_bits(tmp_path_factory: pytest.TempPathFactory, prefix: str) -> None:
     """B15, B37: 1, 2, 5, 9 and 16 rows, in chunks, in company, against the whole at once."""
     options = LoadOptions(cache_dir=tmp_path_factory.getbasetemp() / "models", exact=True)
     model = load(f"{prefix}smollm2", options, lambda _: None)
     assert not isinstance(model.network, TableModel)
     size = model.identity.vocabulary_size
-    runner = LeanRunner(take_decoder(model.network, EXACT), size, EXACT.attention)
+    kernels = choose_kernels(model.identity, memory_for_speed=False)
+    runner = LeanRunner(take_decoder(model.network, kernels), size, kernels.attention)
     runner.allocate(len(TABLE) + len(OTHER), SIZE)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(size, (LENGTH,), generator=generator).tolist()
