@@ -14,7 +14,7 @@ import numba
 import numpy as np
 import torch
 
-from paceline.engine.native.compiled import compiled, floats, integers
+from paceline.engine.native.compiled import compiled, find_num_shares, floats, integers
 from paceline.engine.native.rows import exponential
 from paceline.engine.native.vector import LANES, add_multiple, dot, load, store, zeros
 
@@ -59,7 +59,7 @@ def attend(
     """
     num_rows, dim = len(rows.rows), heads.shape[2]
     is_shared = num_rows > 1 and rows.num_keys >= _SHARED_KEYS
-    num_shares = min(torch.get_num_threads(), num_rows) if is_shared else 1
+    num_shares = min(find_num_shares(), num_rows) if is_shared else 1
     scores = output.new_empty((num_shares, rows.longest))
     attend_share, attend_shares = _build(dim // LANES)
     operands = (

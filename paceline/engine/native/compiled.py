@@ -74,6 +74,16 @@ def float_of_bits(context: Any, bits: Any) -> Any:
     return types.float32(types.int32), generate
 
 
+def find_num_shares() -> int:
+    """Threads of a step, which are what the caller's parallel loops run on from now on.
+
+    A pool has as many threads as the machine has cores, and would wake them all.
+    """
+    count = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(count)
+    return count
+
+
 def is_native(x: torch.Tensor) -> bool:
     """Whether loops can take a tensor: dense float32 numbers on the CPU."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 import torch
 
-from paceline.engine.native.compiled import compiled, floats, unsigned_bytes
+from paceline.engine.native.compiled import compiled, find_num_shares, floats, unsigned_bytes
 from paceline.engine.native.vector import (
     LANES,
     add_outer,
@@ -102,7 +102,7 @@ def multiply(x: torch.Tensor, matrix: Grouped) -> torch.Tensor:
     output = x.new_empty((num_rows, matrix.num_rows))
     sums = x.new_empty((num_rows, num_columns // GROUP))
     num_products = num_rows * matrix.num_rows * num_columns
-    num_shares = torch.get_num_threads() if num_products >= _SHARED_PRODUCTS else 1
+    num_shares = find_num_shares() if num_products >= _SHARED_PRODUCTS else 1
     run = (_build_8 if matrix.offsets is None else _build_4)()[num_shares > 1]
     operands = x.data_ptr(), sums.data_ptr(), *matrix.addresses, output.data_ptr()
     run(num_shares, operands, (num_rows, num_columns, matrix.num_rows))

@@ -8,7 +8,7 @@ import numba
 import pytest
 import torch
 
-from paceline.engine.native.compiled import compiled, floats, is_native
+from paceline.engine.native.compiled import compiled, find_num_shares, floats, is_native
 
 
 def _sum(numbers_at: Any, count: Any) -> Any:
@@ -44,3 +44,15 @@ def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_loops_take(tensor: torch.Tensor, expected: bool) -> None:
     """Dense float32 numbers."""
     assert expected == is_native(tensor)
+
+
+def test_loops_run_on_the_threads_of_a_step() -> None:
+    """Not on every core of the machine, and not on more threads than the pool has."""
+    before, most = torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS
+    try:
+        for wanted in (1, most, most + 1):
+            torch.set_num_threads(wanted)
+            assert min(wanted, most) == find_num_shares()
+            assert min(wanted, most) == numba.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
