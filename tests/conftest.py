@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import grpc
 import pytest
 import trustme
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 from paceline import wire
 from paceline.errors import PacelineError
@@ -381,6 +383,25 @@ class WriteTable(Protocol):
 
     def __call__(self, *default: float, **keys: Any) -> str:
         """The law where no other is given, and the table's other keys."""
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """The address of a collector of spans, and what it was sent."""
+    requests: list[Any] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request: Any, context: Any) -> Any:
+            requests.append(request)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_collector: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    add_collector(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"http://127.0.0.1:{port}", requests
+    server.stop(None).wait()
 
 
 @pytest.fixture

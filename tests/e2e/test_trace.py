@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from paceline.v1 import gateway_pb2, gateway_pb2_grpc
 
@@ -17,25 +16,6 @@ pytestmark = pytest.mark.e2e
 SERVICES = ("gateway", "draft", "verify")
 CALLER = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
 Export = trace_service_pb2.ExportTraceServiceRequest
-
-
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[Export]]]:
-    """The address of a collector, and what it was sent."""
-    requests: list[Export] = []
-
-    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:
-            requests.append(request)
-            return trace_service_pb2.ExportTraceServiceResponse()
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_collector: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add_collector(Collector(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"http://127.0.0.1:{port}", requests
-    server.stop(None).wait()
 
 
 def spans_of(requests: list[Export]) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_COMPILED = "paceline/engine/native/compiled.py"
 _GROUPED = "paceline/engine/native/grouped.py"
 _ROWS = "paceline/engine/native/rows.py"
 _ATTEND = "paceline/engine/native/attend.py"
@@ -32,9 +33,9 @@ MUTANTS = (
     ),
     Mutant(
         "the last tile left out where threads share",
-        _GROUPED,
-        "last = num_tiles * (share + 1) // num_shares",
-        "last = (num_tiles - 1) * (share + 1) // num_shares",
+        _COMPILED,
+        "count * (share + 1) // num_shares",
+        "(count - 1) * (share + 1) // num_shares",
         _PRODUCTS,
     ),
     Mutant(
@@ -89,8 +90,8 @@ MUTANTS = (
     Mutant(
         "a residual that lacks its last columns",
         _LOOP,
-        "first, last = _share(team, size // LANES)",
-        "first, last = _share(team, size // LANES - 1)",
+        "first, last = share_of(*team, size // LANES)",
+        "first, last = share_of(*team, size // LANES - 1)",
         _LAYERS,
     ),
 )

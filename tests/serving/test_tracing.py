@@ -5,12 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -122,27 +119,15 @@ def test_an_error_is_named(tracer: OtelTracer, exporter: InMemorySpanExporter) -
     assert StatusCode.UNSET == spans["closed"].status.status_code
 
 
-def test_spans_reach_a_collector() -> None:
+def test_spans_reach_a_collector(collector: tuple[str, list[Any]]) -> None:
     """Over OTLP, with the service's name; what is left is handed over at the end."""
-    requests: list[Any] = []
-
-    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-        def Export(self, request: Any, context: Any) -> Any:
-            requests.append(request)
-            return trace_service_pb2.ExportTraceServiceResponse()
-
-    server = grpc.server(ThreadPoolExecutor(1))
-    add_collector: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
-    add_collector(Collector(), server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    flags = ["--otlp-endpoint", f"http://127.0.0.1:{port}", "--trace-round-share", "1"]
+    address, requests = collector
+    flags = ["--otlp-endpoint", address, "--trace-round-share", "1"]
     tracer = load(VerifyConfig, flags, {}).tracer()
     span = tracer.start("session", "", {})
     span.round(1, 0.1, {})
     span.end()
     tracer.close()
-    server.stop(None).wait()
     (resource,) = (spans for request in requests for spans in request.resource_spans)
     attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
     assert "paceline-verify" == attributes["service.name"]

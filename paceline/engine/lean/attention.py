@@ -18,7 +18,7 @@ from paceline.engine.lean.decoder import HeadShape
 from paceline.engine.native import attend
 from paceline.engine.native.attend import SingleRows
 from paceline.engine.paged_cache import slot_runs
-from paceline.engine.step import Span, Step
+from paceline.engine.step import Step
 
 # Up to this many rows a sequence's query heads that share a key head are rows of one product;
 # beyond it the masks would outgrow the gain.
@@ -60,9 +60,10 @@ class CpuAttention:
         self._shape = shape
         self._windows = windows
         self._slots = find_slots(step, torch.device("cpu"))
-        self._is_native = cache.dtype == torch.float32 and attend.serves(shape.dim)
-        most_rows = 1 if self._is_native else 0
-        self._singles = {window: find_seen(step, window, most_rows) for window in set(windows)}
+        # Spans of so many rows are left to the loop; longer ones are faster as products.
+        is_native = cache.dtype == torch.float32 and attend.serves(shape.dim)
+        self._most_rows = 1 if is_native else 0
+        self._singles = {w: find_seen(step, w, self._most_rows) for w in set(windows)}
         self._parts = {window: self._cut(step, window) for window in set(windows)}
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
@@ -101,15 +102,12 @@ class CpuAttention:
         )
         return output.permute(2, 0, 1, 3).flatten(0, 1)
 
-    def _is_single(self, span: Span) -> bool:
-        return self._is_native and len(span.token_ids) == 1
-
     def _cut(self, step: Step, window: int | None) -> list[_Part]:
         parts, row = [], 0
         for span in step.spans:
             num_rows = len(span.token_ids)
-            if self._is_single(span):
-                row += 1
+            if num_rows <= self._most_rows:
+                row += num_rows
                 continue
             first_key = 0 if window is None else max(0, span.start + 1 - window)
             runs = slot_runs(span.block_table, step.block_size, first_key, span.end)

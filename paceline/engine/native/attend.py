@@ -14,7 +14,13 @@ import numba
 import numpy as np
 import torch
 
-from paceline.engine.native.compiled import compiled, find_num_shares, floats, integers
+from paceline.engine.native.compiled import (
+    compiled,
+    find_num_shares,
+    floats,
+    integers,
+    share_of,
+)
 from paceline.engine.native.rows import exponential
 from paceline.engine.native.vector import LANES, add_multiple, dot, load, store, zeros
 
@@ -104,8 +110,7 @@ def _build(width: int) -> tuple[Any, Any]:
     @compiled(parallel=True)
     def attend_shares(num_shares, num_rows, operands, sizes):
         for share in numba.prange(num_shares):
-            first = num_rows * share // num_shares
-            last = num_rows * (share + 1) // num_shares
+            first, last = share_of(share, num_shares, num_rows)
             attend_share(share, first, last, operands, sizes)
 
     return attend_share, attend_shares

@@ -15,7 +15,13 @@ import numba
 import numpy as np
 import torch
 
-from paceline.engine.native.compiled import compiled, find_num_shares, floats, unsigned_bytes
+from paceline.engine.native.compiled import (
+    compiled,
+    find_num_shares,
+    floats,
+    share_of,
+    unsigned_bytes,
+)
 from paceline.engine.native.vector import (
     LANES,
     add_outer,
@@ -148,13 +154,13 @@ def _build_4() -> tuple[Any, Any]:
 @functools.cache
 def _build_8() -> tuple[Any, Any]:
     """The loops for 8-bit codes."""
-    return _build(_build_tiles(_multiply_tile_8))
+    return _build(_build_tiles(_load_columns_8, has_offsets=False))
 
 
 @functools.cache
 def build_multiply_tiles_4() -> Any:
     """The loop over some tiles of 4-bit codes."""
-    return _build_tiles(_multiply_tile_4)
+    return _build_tiles(_load_columns_4, has_offsets=True)
 
 
 def _build(multiply_tiles: Any) -> tuple[Any, Any]:
@@ -166,18 +172,18 @@ def _build(multiply_tiles: Any) -> tuple[Any, Any]:
     @compiled(parallel=True)
     def multiply_shared(num_shares, operands, sizes):
         sum_groups(floats(operands[0]), floats(operands[1]), sizes[0] * sizes[1] // GROUP)
-        num_tiles = sizes[2] // LANES
         for share in numba.prange(num_shares):
-            first = num_tiles * share // num_shares
-            last = num_tiles * (share + 1) // num_shares
+            first, last = share_of(share, num_shares, sizes[2] // LANES)
             multiply_tiles(first, last, operands, sizes)
 
     return multiply_alone, multiply_shared
 
 
-def _build_tiles(build_tile: Any) -> Any:
+def _build_tiles(load_columns: Any, *, has_offsets: bool) -> Any:
     """The loop over some tiles, the step's rows in the fewest parts of up to six."""
-    one, two, three, four, five, six = map(build_tile, range(1, 7))
+    one, two, three, four, five, six = (
+        _build_tile(count, load_columns, has_offsets=has_offsets) for count in range(1, 7)
+    )
 
     @compiled()
     def multiply_tiles(first, last, operands, sizes):
@@ -206,8 +212,11 @@ def _build_tiles(build_tile: Any) -> Any:
     return multiply_tiles
 
 
-def _multiply_tile_4(count: int) -> Any:
-    """The loop over one tile of 4-bit codes and `count` rows of the step."""
+def _build_tile(count: int, load_columns: Any, *, has_offsets: bool) -> Any:
+    """The loop over one tile and `count` rows of the step.
+
+    It adds up four columns at a time, each for itself: sums that wait for one another are slow.
+    """
 
     @compiled()
     def multiply_tile(tile, row, operands, sizes):
@@ -216,48 +225,14 @@ def _multiply_tile_4(count: int) -> Any:
         num_groups = num_columns // GROUP
         x = floats(x_at + 4 * row * num_columns)
         sums = floats(sums_at + 4 * row * num_groups)
-        codes = unsigned_bytes(codes_at + tile * num_columns * (LANES // 2))
         scales = floats(scales_at + 4 * tile * num_groups * LANES)
         offsets = floats(offsets_at + 4 * tile * num_groups * LANES)
+        codes = unsigned_bytes(codes_at)
         total = zeros(count)
         for group in range(num_groups):
             a, b, c, d = zeros(count), zeros(count), zeros(count), zeros(count)
             for column in range(group * GROUP, (group + 1) * GROUP, 4):
-                pair = load_bytes(codes, column * (LANES // 2))
-                a = add_outer(a, low_nibbles(pair), x, column, num_columns)
-                b = add_outer(b, high_nibbles(pair), x, column + 1, num_columns)
-                pair = load_bytes(codes, (column + 2) * (LANES // 2))
-                c = add_outer(c, low_nibbles(pair), x, column + 2, num_columns)
-                d = add_outer(d, high_nibbles(pair), x, column + 3, num_columns)
-            scale = load(scales, group * LANES, 1)
-            total = add_scaled(total, scale, a, b)
-            total = add_scaled(total, scale, c, d)
-            total = add_outer(total, load(offsets, group * LANES, 1), sums, group, num_groups)
-        store(floats(output_at + 4 * (row * num_outputs + tile * LANES)), 0, num_outputs, total)
-
-    return multiply_tile
-
-
-def _multiply_tile_8(count: int) -> Any:
-    """The loop over one tile of 8-bit codes and `count` rows of the step."""
-
-    @compiled()
-    def multiply_tile(tile, row, operands, sizes):
-        x_at, _, codes_at, scales_at, _, output_at = operands
-        _, num_columns, num_outputs = sizes
-        num_groups = num_columns // GROUP
-        x = floats(x_at + 4 * row * num_columns)
-        codes = unsigned_bytes(codes_at + tile * num_columns * LANES)
-        scales = floats(scales_at + 4 * tile * num_groups * LANES)
-        total = zeros(count)
-        for group in range(num_groups):
-            a, b, c, d = zeros(count), zeros(count), zeros(count), zeros(count)
-            for column in range(group * GROUP, (group + 1) * GROUP, 4):
-                code = column * LANES
-                first = signed_bytes(load_bytes(codes, code))
-                second = signed_bytes(load_bytes(codes, code + LANES))
-                third = signed_bytes(load_bytes(codes, code + 2 * LANES))
-                fourth = signed_bytes(load_bytes(codes, code + 3 * LANES))
+                first, second, third, fourth = load_columns(codes, tile * num_columns + column)
                 a = add_outer(a, first, x, column, num_columns)
                 b = add_outer(b, second, x, column + 1, num_columns)
                 c = add_outer(c, third, x, column + 2, num_columns)
@@ -265,6 +240,28 @@ def _multiply_tile_8(count: int) -> Any:
             scale = load(scales, group * LANES, 1)
             total = add_scaled(total, scale, a, b)
             total = add_scaled(total, scale, c, d)
+            if has_offsets:
+                total = add_outer(total, load(offsets, group * LANES, 1), sums, group, num_groups)
         store(floats(output_at + 4 * (row * num_outputs + tile * LANES)), 0, num_outputs, total)
 
     return multiply_tile
+
+
+@compiled()
+def _load_columns_4(codes, column):
+    """Four columns of 4-bit codes, of all columns of all tiles."""
+    code = column * (LANES // 2)
+    lower, upper = load_bytes(codes, code), load_bytes(codes, code + LANES)
+    return low_nibbles(lower), high_nibbles(lower), low_nibbles(upper), high_nibbles(upper)
+
+
+@compiled()
+def _load_columns_8(codes, column):
+    """Four columns of 8-bit codes, of all columns of all tiles."""
+    code = column * LANES
+    return (
+        signed_bytes(load_bytes(codes, code)),
+        signed_bytes(load_bytes(codes, code + LANES)),
+        signed_bytes(load_bytes(codes, code + 2 * LANES)),
+        signed_bytes(load_bytes(codes, code + 3 * LANES)),
+    )

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.engine.native.attend import build_attend_head
 from paceline.engine.native.barrier import wait
-from paceline.engine.native.compiled import compiled, floats, integers
+from paceline.engine.native.compiled import compiled, floats, integers, share_of
 from paceline.engine.native.grouped import GROUP, build_multiply_tiles_4, sum_groups
 from paceline.engine.native.rows import exponential, normalize_rows, turn_heads
 from paceline.engine.native.vector import LANES
@@ -75,7 +75,7 @@ def _build_multiply() -> Any:
     def multiply(team, product_at, x_at, sums_at, y_at, sizes):
         num_rows, num_columns, num_outputs = sizes
         product = integers(product_at)
-        first, last = _share(team, num_outputs // LANES)
+        first, last = share_of(*team, num_outputs // LANES)
         sum_groups(floats(x_at), floats(sums_at), num_rows * num_columns // GROUP)
         operands = x_at, sums_at, product[0], product[1], product[2], y_at
         multiply_tiles(first, last, operands, sizes)
@@ -100,7 +100,7 @@ def _build_store(width: int) -> Any:
         num_heads, num_kv_heads, num_slots, _ = sizes[1]
         num_turned = num_heads + num_kv_heads
         num_stored = num_turned + num_kv_heads
-        first, last = _share(team, num_rows * num_stored)
+        first, last = share_of(*team, num_rows * num_stored)
         for place in range(first, last):
             row, head = place // num_stored, place % num_stored
             head_at = qkv_at + 4 * place * dim
@@ -133,7 +133,7 @@ def _build_attend(width: int) -> Any:
         num_rows = sizes[0][0]
         num_heads, num_kv_heads, num_slots, _ = sizes[1]
         num_stored = num_heads + 2 * num_kv_heads
-        first, last = _share(team, num_rows * num_heads)
+        first, last = share_of(*team, num_rows * num_heads)
         for place in range(first, last):
             row, head = place // num_heads, place % num_heads
             offset = 4 * (head % num_kv_heads) * num_slots * dim
@@ -150,15 +150,8 @@ def _build_attend(width: int) -> Any:
 
 
 @compiled()
-def _share(team, count):
-    """The first and one past the last of the things that are a thread's among `count`."""
-    share, num_shares = team
-    return count * share // num_shares, count * (share + 1) // num_shares
-
-
-@compiled()
 def _add_share(team, x_at, y_at, num_rows, size):
-    first, last = _share(team, size // LANES)
+    first, last = share_of(*team, size // LANES)
     x, y = floats(x_at), floats(y_at)
     for row in range(num_rows):
         for i in range(row * size + first * LANES, row * size + last * LANES):
@@ -167,7 +160,7 @@ def _add_share(team, x_at, y_at, num_rows, size):
 
 @compiled()
 def _gate_share(team, gate_up_at, act_at, num_rows, inner):
-    first, last = _share(team, inner // LANES)
+    first, last = share_of(*team, inner // LANES)
     gate_up, act = floats(gate_up_at), floats(act_at)
     for row in range(num_rows):
         gates, start = 2 * row * inner, row * inner

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,15 +10,6 @@ from paceline.engine.native import attend
 from paceline.engine.native.attend import SingleRows
 
 NUM_SLOTS = 700
-
-
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Steps of one thread and of two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def plan(rows: list[tuple[int, list[tuple[int, int]]]]) -> SingleRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,15 +22,6 @@ WIDTHS = [
 def numbers(*size: int, seed: int = 0) -> torch.Tensor:
     """Random numbers."""
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Steps of one thread and of two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("rounded", "pack", "num_steps"), WIDTHS)

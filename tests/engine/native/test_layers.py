@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,15 +24,6 @@ BLOCK_SIZE = 4
 TABLES = tuple(tuple(range(first, 60, 3)) for first in range(3))
 # A prompt each; rows of all kinds; single rows; one sequence alone.
 STEPS = (((0, 9), (1, 20), (2, 1)), ((0, 5), (1, 1), (2, 9)), ((0, 1), (2, 1)), ((1, 16),))
-
-
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    """Steps of one thread and of two."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 def build(network: PreTrainedModel, kernels: Kernels) -> LeanRunner:
