@@ -54,11 +54,6 @@ class EngineConfig(ServerConfig):
         default=False,
         description="float32 and int8 on the CPU: no bit of a row depends on the rows beside it",
     )
-    memory_for_speed: bool = Field(
-        default=False,
-        description="float32 on the CPU: a second copy of the matrices makes steps of one row "
-        "faster",
-    )
     cache_dir: Path = Field(default=CACHE_DIR, description="where converted models are kept")
 
     def engine_settings(self) -> EngineSettings:
@@ -75,7 +70,6 @@ class EngineConfig(ServerConfig):
             max_sessions=self.max_sessions,
             num_threads=self.threads,
             exact=self.exact,
-            memory_for_speed=self.memory_for_speed,
         )
 
 

@@ -46,15 +46,14 @@ def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, LeanRunn
     runners = {}
     for kind, options in (
         ("fast", models.LoadOptions(cache_dir)),
-        ("twofold", models.LoadOptions(cache_dir, memory_for_speed=True)),
         ("exact", models.LoadOptions(cache_dir, exact=True)),
     ):
         loaded = models.load(name, options, lambda _: None)
         if isinstance(loaded.network, TableModel) or not serves(loaded.network):
             raise click.UsageError(f"the lean decoder does not serve {name}")
-        kernels = choose_kernels(loaded.identity, memory_for_speed=options.memory_for_speed)
+        kernels = choose_kernels(loaded.identity)
         decoder = take_decoder(loaded.network, kernels)
-        runners[kind] = LeanRunner(decoder, loaded.identity.vocabulary_size, kernels.attention)
+        runners[kind] = LeanRunner(decoder, loaded.identity.vocabulary_size)
         runners[kind].allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)
     return runners
 

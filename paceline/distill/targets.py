@@ -12,7 +12,6 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from paceline.distill.slab import attend_side_by_side
 from paceline.engine import models
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
@@ -85,5 +84,5 @@ def build_runner(
     assert not isinstance(network, TableModel)
     runner: ModelRunner = NetworkRunner(network, size)
     if serves(network):
-        runner = LeanRunner(take_decoder(network), size, attend_side_by_side)
+        runner = LeanRunner(take_decoder(network), size)
     return runner, loaded.identity, files.read_tokenizer()

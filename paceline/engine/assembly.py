@@ -16,7 +16,7 @@ from paceline.engine import models
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
 from paceline.engine.lean.exact_check import check_exact
-from paceline.engine.lean.kernels import Kernels, choose_kernels
+from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
@@ -51,8 +51,6 @@ class EngineSettings:
     """Name of the model that a distilled draft borrows from."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
-    memory_for_speed: bool = False
-    """Whether float32 matrices are kept twice, so that steps of one row are faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,6 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
         settings.max_length,
         settings.target,
         settings.exact,
-        settings.memory_for_speed,
     )
     plan = _bounded(
         plan_memory(
@@ -96,8 +93,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     progress(plan.describe())
     loaded = models.load(name, load_options, progress)
     served = ServedModel(loaded.identity, loaded.tokenizer_archive)
-    kernels = choose_kernels(loaded.identity, memory_for_speed=settings.memory_for_speed)
-    runner = _proven_runner(loaded, kernels, progress)
+    runner = _proven_runner(loaded, progress)
     del loaded  # Where the runner keeps the weights in a form of its own, the network goes.
     engine = Engine(
         runner,
@@ -121,7 +117,7 @@ def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
     return replace(plan, num_blocks=min(plan.num_blocks, most))
 
 
-def _proven_runner(loaded: LoadedModel, kernels: Kernels, progress: Progress) -> ModelRunner:
+def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
     """A runner that has shown that it computes what the network does, which it may use up."""
     network = loaded.network
     if isinstance(network, TableModel):
@@ -133,12 +129,12 @@ def _proven_runner(loaded: LoadedModel, kernels: Kernels, progress: Progress) ->
         runner: ModelRunner = NetworkRunner(network, size)
         check_against_stock(runner, stock)
         return runner
-    decoder = take_decoder(network, kernels)
-    runner = LeanRunner(decoder, size, kernels.attention)
+    decoder = take_decoder(network, choose_kernels(loaded.identity))
+    runner = LeanRunner(decoder, size)
     check_against_stock(runner, stock)
     if loaded.identity.exact:
         progress("checking that the cut of a step changes no bit")
-        check_exact(runner, decoder, size, kernels.attention)
+        check_exact(runner, decoder, size)
     return runner
 
 

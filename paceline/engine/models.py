@@ -25,8 +25,8 @@ from transformers import (
 from paceline.engine import model_fingerprint, tokenizer_archive
 from paceline.engine.coupling import NOISE_VERSION
 from paceline.engine.draft_files import DraftFiles
-from paceline.engine.lean import exact
-from paceline.engine.lean.weights import copied_bytes, second_copy_bytes, serves
+from paceline.engine.lean.numerics import describe_numerics
+from paceline.engine.lean.weights import copied_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
 from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_source
@@ -56,8 +56,6 @@ class LoadOptions:
     """Name of the model that a distilled draft borrows from; others do without."""
     exact: bool = False
     """Whether a row's arithmetic must not depend on the rows that share its step."""
-    memory_for_speed: bool = False
-    """Whether float32 matrices are kept twice, so that steps of one row are faster."""
 
     def __post_init__(self) -> None:
         """Raises InvalidArgument for a value out of range."""
@@ -67,8 +65,6 @@ class LoadOptions:
             raise InvalidArgument("max_length", "must not be negative")
         if self.exact and (self.dtype != "float32" or self.device != "cpu"):
             raise InvalidArgument("exact", "takes float32 on the CPU")
-        if self.exact and self.memory_for_speed:
-            raise InvalidArgument("memory_for_speed", "chooses kernels by rows: not exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
     tokenizer = files.read_tokenizer()
     network = files.read_network(config, _DTYPES[options.dtype]).to(options.device)
     if options.exact:
-        _check_exact(network, is_quantized=bool(quantization))
+        _check_exact(network)
     archive = tokenizer_archive.pack(tokenizer)
     identity = ModelIdentity(
         name=name,
@@ -114,7 +110,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
             dtype=options.dtype,
             quantization=quantization,
             tokenizer_archive=archive,
-            numerics=exact.describe_numerics() if options.exact else "",
+            numerics=describe_numerics() if options.exact else "",
         ),
         tokenizer_fingerprint=tokenizer_archive.fingerprint_tokenizer(tokenizer),
         vocabulary_size=_check_vocabulary(tokenizer, network),
@@ -157,8 +153,7 @@ def measure(name: str, options: LoadOptions, progress: Callable[[str], None]) ->
     num_heads = text.num_attention_heads
     return ModelSize(
         weights_bytes=sum(p.nbytes for p in network.parameters())
-        + (copied_bytes(network) if is_copied else 0)
-        + (second_copy_bytes(network) if is_copied and options.memory_for_speed else 0),
+        + (copied_bytes(network) if is_copied else 0),
         kv_bytes_per_token=kv_bytes_per_token(
             num_layers=text.num_hidden_layers,
             num_kv_heads=getattr(text, "num_key_value_heads", None) or num_heads,
@@ -200,15 +195,13 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
     return LoadedModel(name, table, identity, archive)
 
 
-def _check_exact(network: PreTrainedModel, *, is_quantized: bool) -> None:
-    """Refuses networks for which there are no exact kernels, here or anywhere."""
-    if not serves(network):
-        missing = f"{type(network).__name__} in this form"
-    elif not exact.has_kernels(is_quantized=is_quantized):
-        missing = "float32 matrices on this machine, which has no oneDNN"
-    else:
-        return
-    raise FailedPrecondition(f"there are no exact kernels for {missing}", reason="NO_EXACT_KERNELS")
+def _check_exact(network: PreTrainedModel) -> None:
+    """Refuses networks for which there are no exact kernels."""
+    if not serves(network, exactly=True):
+        raise FailedPrecondition(
+            f"there are no exact kernels for {type(network).__name__} in this form",
+            reason="NO_EXACT_KERNELS",
+        )
 
 
 def _find(

@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 from paceline.distill.collect import CollectOptions, Collector
 from paceline.distill.prompts import PromptWriter
 from paceline.distill.shards import read_shard, shard_path
-from paceline.distill.slab import attend_side_by_side
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 
@@ -22,7 +21,7 @@ OPTIONS = CollectOptions(batch_size=6, max_prompt_tokens=20, max_new_tokens=10)
 @pytest.fixture
 def collector(target: Path, network: Any) -> Collector:
     """The tiny target, in float32; byte 258 - 1 and id 40 end a text."""
-    runner = LeanRunner(take_decoder(network), 258, attend_side_by_side)
+    runner = LeanRunner(take_decoder(network), 258)
     tokenizer = AutoTokenizer.from_pretrained(target)
     return Collector(runner, tokenizer, (40, 100, 257), PromptWriter(0), OPTIONS)
 

@@ -18,11 +18,10 @@ from paceline.engine.assembly import EngineSettings, ServedModel, assemble
 from paceline.engine.attention import CpuRows
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
-from paceline.engine.lean import kernels
-from paceline.engine.lean.attention import CpuAttention
+from paceline.engine.lean import exact_check
+from paceline.engine.lean.attention import StockAttention
 from paceline.engine.lean.decoder import Decoder
-from paceline.engine.lean.kernels import FAST, Kernels
-from paceline.engine.lean.linear import is_packed
+from paceline.engine.lean.kernels import Kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.model_runner import NetworkRunner
@@ -210,26 +209,11 @@ def test_exact_engine(
     assert 5 == len(generate(engine, [5, 6, 7], 5))
 
 
-@pytest.mark.skipif(not is_packed(torch.float32), reason="no oneDNN here")
-def test_memory_for_speed(start: Assemble, save_model: SaveModel, lines: list[str]) -> None:
-    """Twice the matrices in the plan, the same ids in plain steps, and no exact mode beside it."""
-    name = str(save_model("llama"))
-    _, plain = start(name)
-    (once,) = (line for line in "\n".join(lines).splitlines() if "weights" in line)
-    lines.clear()
-    _, fast = start(name, memory_for_speed=True)
-    (twice,) = (line for line in "\n".join(lines).splitlines() if "weights" in line)
-    assert float(once.split()[1]) < float(twice.split()[1])
-    assert generate(plain, [5, 6, 7], 8) == generate(fast, [5, 6, 7], 8)
-    with pytest.raises(InvalidArgument, match="memory_for_speed"):
-        start(name, memory_for_speed=True, exact=True)
-
-
 def test_exact_mode_that_does_not_hold_is_refused(
     start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine whose kernels round by the number of rows nothing starts."""
-    monkeypatch.setattr(kernels, "EXACT", FAST)
+    monkeypatch.setattr(exact_check, "read_rows", StockAttention)
     with pytest.raises(FailedPrecondition, match="exact mode does not hold on this machine"):
         start(str(save_model("llama")), exact=True)
 
@@ -243,22 +227,16 @@ def test_exact_takes_float32_on_the_cpu(
         start(str(save_model("llama")), exact=True, **changes)
 
 
-def test_networks_without_exact_kernels_are_refused(start: Assemble, save_model: SaveModel) -> None:
-    """The architecture is named."""
-    with pytest.raises(FailedPrecondition, match="no exact kernels for MixtralForCausalLM"):
-        start(str(save_model("mixtral")), exact=True)
-
-
-def test_machines_without_exact_kernels_are_refused(
-    start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "name"),
+    [("mixtral", {}, "Mixtral"), ("llama", {"head_dim": 10}, "Llama")],
+)
+def test_networks_without_exact_kernels_are_refused(
+    start: Assemble, save_model: SaveModel, model_type: str, sizes: dict[str, int], name: str
 ) -> None:
-    """Without oneDNN float32 is refused; int8 sums integers and needs it not."""
-    monkeypatch.setattr("paceline.engine.lean.exact.is_packed", lambda dtype: False)
-    name = str(save_model("llama"))
-    with pytest.raises(FailedPrecondition, match="no exact kernels for float32 matrices"):
-        start(name, exact=True)
-    exact, _ = start(f"quantized:int8:{name}", exact=True)
-    assert exact.identity.exact
+    """The architecture is named; heads must be whole vectors."""
+    with pytest.raises(FailedPrecondition, match=f"no exact kernels for {name}ForCausalLM"):
+        start(str(save_model(model_type, **sizes)), exact=True)
 
 
 def test_plan_comes_before_the_weights(
@@ -283,21 +261,21 @@ def test_progress_tells_of_every_stage(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "rows", "name"),
-    [("llama", CpuAttention, "Llama"), ("mixtral", CpuRows, "Mixtral")],
+    ("model_type", "owner", "name"),
+    [("llama", LeanRunner, "run"), ("mixtral", CpuRows, "attend")],
 )
 def test_wrong_network_never_serves(
     save_model: SaveModel,
     settings: EngineSettings,
     monkeypatch: pytest.MonkeyPatch,
     model_type: str,
-    rows: Any,
+    owner: Any,
     name: str,
 ) -> None:
     """A network that fails its self-test is refused at load, whoever runs it."""
-    attend = rows.attend
-    monkeypatch.setattr(rows, "attend", lambda *arguments: attend(*arguments).flip(0))
-    with pytest.raises(FailedPrecondition, match=f"{name}ForCausalLM does not compute the same"):
+    run = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *arguments: run(*arguments).flip(0))
+    with pytest.raises(FailedPrecondition, match="ForCausalLM does not compute the same"):
         assemble(str(save_model(model_type)), settings, print)
 
 

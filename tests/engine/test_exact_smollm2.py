@@ -30,8 +30,8 @@ def test_logits_are_the_same_bits(tmp_path_factory: pytest.TempPathFactory, pref
     model = load(f"{prefix}smollm2", options, lambda _: None)
     assert not isinstance(model.network, TableModel)
     size = model.identity.vocabulary_size
-    kernels = choose_kernels(model.identity, memory_for_speed=False)
-    runner = LeanRunner(take_decoder(model.network, kernels), size, kernels.attention)
+    kernels = choose_kernels(model.identity)
+    runner = LeanRunner(take_decoder(model.network, kernels), size)
     runner.allocate(len(TABLE) + len(OTHER), SIZE)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(size, (LENGTH,), generator=generator).tolist()

@@ -18,9 +18,6 @@ from paceline.engine.lean.linear import Gate, Linear
 from paceline.engine.native import rows
 from paceline.engine.native.compiled import is_native
 
-Turn = Callable[[torch.Tensor, torch.Tensor], None]
-"""Rotates heads [T, H, D] in place by complex [T, 1, D / 2], one number per adjacent pair."""
-
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
@@ -86,7 +83,6 @@ class Decoder:
     """Float32 [D / 2]: radians that a position turns each pair of numbers by."""
     turn_scale: float
     """What rotation multiplies lengths by; 1 for most."""
-    turn: Turn
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -120,7 +116,7 @@ class Decoder:
             turned = heads[:, :num_turned]
             if layer.head_norm is not None:
                 turned.copy_(normalize(turned, layer.head_norm, self.epsilon))
-            self.turn(turned, turns)
+            turn(turned, turns)
             x = layer.output.add_to(x, attention.attend(index, heads))
             x = layer.down.add_to(x, layer.gate(normalize(x, layer.mlp_norm, self.epsilon)))
         return self.score(x, wanted)
@@ -147,7 +143,7 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Te
 
 
 def turn(heads: torch.Tensor, turns: torch.Tensor) -> None:
-    """Rotates; see `Turn`."""
+    """Rotates heads [T, H, D] in place by complex [T, 1, D / 2], one number per adjacent pair."""
     if heads.dtype == torch.float32:
         rows.turn(heads, turns)
         return

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from paceline.engine.lean.attention import read_rows
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import Decoder, HeadShape
-from paceline.engine.lean.kernels import MakeAttention
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.errors import FailedPrecondition
 
@@ -29,9 +29,7 @@ _LONG_CUTS = ((512, 512, 76), (61,) * 18 + (2,), (376, 16, 120, 5, 251, 5, 1, 25
 _SINGLE_ROWS = (0, 63, 64, 200, 255, 256, 300, 383, 400, 511, 512, 600, 767, 768, 1023, 1024, 1099)
 
 
-def check_exact(
-    runner: ModelRunner, decoder: Decoder, vocabulary_size: int, make_attention: MakeAttention
-) -> None:
+def check_exact(runner: ModelRunner, decoder: Decoder, vocabulary_size: int) -> None:
     """Runs the same rows in steps that are cut differently and in different company.
 
     The runner's cache is allocated for the check; allocate it again afterwards.
@@ -41,10 +39,7 @@ def check_exact(
     """
     if not (
         _model_is_exact(runner, vocabulary_size)
-        and all(
-            _attention_is_exact(decoder.shape, window, make_attention)
-            for window in set(decoder.windows)
-        )
+        and all(_attention_is_exact(decoder.shape, window) for window in set(decoder.windows))
     ):
         raise FailedPrecondition(
             "exact mode does not hold on this machine: its kernels round by the number of rows",
@@ -80,9 +75,7 @@ def _model_is_exact(runner: ModelRunner, vocabulary_size: int) -> bool:
 
 
 @torch.inference_mode()
-def _attention_is_exact(
-    shape: HeadShape, window: int | None, make_attention: MakeAttention
-) -> bool:
+def _attention_is_exact(shape: HeadShape, window: int | None) -> bool:
     """Random rows over a long sequence, cut in several ways, and some rows one at a time."""
     num_blocks = -(-_LONG // _BLOCK_SIZE)
     cache = StackedCache(1, shape, num_blocks, _BLOCK_SIZE, dtype=torch.float32)
@@ -91,7 +84,7 @@ def _attention_is_exact(
 
     def attend(rows: range) -> torch.Tensor:
         span = Span((0,) * len(rows), rows.start, tuple(range(num_blocks)), 0, 1)
-        attention = make_attention(Step((span,), _BLOCK_SIZE), cache, shape, (window,))
+        attention = read_rows(Step((span,), _BLOCK_SIZE), cache, shape, (window,))
         return attention.attend(0, heads[rows.start : rows.stop])
 
     expected = torch.cat([attend(rows) for rows in _ranges(_LONG_CUTS[0])])

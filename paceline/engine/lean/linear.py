@@ -1,28 +1,24 @@
 """Products with weight matrices, each matrix in the form that its kernel reads best.
 
-One copy of a matrix is kept, never two: packed for oneDNN (float32 on the CPU: as many bytes as
-the original), packed for torch's x86 int8 kernel (a quarter), or as it came. Residuals are added
-by the kernel where it can. Knows no model.
+One copy of a matrix is kept, never two: in panels (float32 on the CPU), packed for torch's x86 int8
+kernel (a quarter), or as it came. Knows no model.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from paceline.engine import quantization
-from paceline.engine.native import rows
+from paceline.engine.native import panels, rows, tiles
 from paceline.engine.native.compiled import is_native
+from paceline.engine.native.tiles import Tiled
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
-
-# Only chooses the layout: 8, 16 and 32 give the same one, which serves any number of rows.
-_PACKED_FOR_ROWS = 16
 
 
 class Linear(Protocol):
@@ -33,10 +29,6 @@ class Linear(Protocol):
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Multiplies and adds: residual [T, N], x [T, K] -> residual + x @ w.T + bias."""
-
-
-Gate = Callable[[torch.Tensor], torch.Tensor]
-"""x [T, K] -> silu(gate(x)) * up(x) [T, N]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,70 +83,31 @@ def build_linear(matrix: Matrix) -> Linear:
         if quantization.has_packed_kernel():
             return Int8Linear(quantization.pack(matrix.weight, matrix.scales), matrix.bias)
         return StockLinear(PlainInt8Linear(matrix.weight, matrix.scales, matrix.bias))
-    if is_packed(matrix.weight.dtype):
-        return PackedLinear(_pack(matrix.weight), matrix.bias)
+    if is_repacked(matrix.weight):
+        return TiledLinear(panels.pack(matrix.weight), matrix.bias)
     return StockLinear(_StockProduct(matrix.weight.contiguous(), matrix.bias))
 
 
-def build_gate(gate: Matrix, up: Matrix) -> Gate:
-    """Gives a gated pair to the kernel that suits it."""
-    if is_packed(gate.weight.dtype):
-        return PackedGate(_pack(gate.weight), gate.bias, _pack(up.weight), up.bias)
-    return FusedGate(build_linear(Matrix.stack((gate, up))))
-
-
-def is_packed(dtype: torch.dtype) -> bool:
-    """Whether matrices of a type get a layout of their own, so that the original is not kept."""
-    return (
-        dtype == torch.float32 and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's
-    )
-
-
-def _pack(weight: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(
-        weight.contiguous(), _PACKED_FOR_ROWS
-    )
-    return packed
-
-
-@functools.cache
-def _pointwise() -> Any:
-    """OneDNN's product with its overloads; builds of torch without oneDNN lack it."""
-    return torch.ops.mkldnn._linear_pointwise
+def is_repacked(weight: torch.Tensor) -> bool:
+    """Whether a matrix of numbers gets a layout of its own, so that the original is not kept."""
+    return weight.dtype == torch.float32 and weight.device.type in ("cpu", "meta")
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """A float32 matrix in oneDNN's layout."""
+class TiledLinear:
+    """A matrix in tiles; its products do not depend on the number of rows."""
 
-    weight: torch.Tensor
+    tiled: Tiled
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies; see `Linear`."""
-        y: torch.Tensor = _pointwise().default(x, self.weight, self.bias, "none", [], "")
-        return y
+        y = tiles.multiply(x, self.tiled)
+        return y if self.bias is None else y.add_(self.bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Multiplies and adds; see `Linear`."""
-        y: torch.Tensor = _pointwise().binary(x, residual, self.weight, self.bias, "add")
-        return y
-
-
-@dataclass(frozen=True, slots=True)
-class PackedGate:
-    """Two float32 matrices in oneDNN's layout, with activation and product in the kernels."""
-
-    gate: torch.Tensor
-    gate_bias: torch.Tensor | None
-    up: torch.Tensor
-    up_bias: torch.Tensor | None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies; see `Gate`."""
-        gate = _pointwise().default(x, self.gate, self.gate_bias, "swish", [], "")
-        y: torch.Tensor = _pointwise().binary(x, gate, self.up, self.up_bias, "mul")
-        return y
+        return self(x).add_(residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +155,13 @@ class StockLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class FusedGate:
+class Gate:
     """Gate and up projection as one product."""
 
     gate_up: Linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiplies; see `Gate`."""
+        """Multiplies: x [T, K] -> silu(gate(x)) * up(x) [T, N]."""
         gate_up = self.gate_up(x)
         if is_native(gate_up):
             return rows.gate(gate_up)

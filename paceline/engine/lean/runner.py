@@ -8,27 +8,20 @@ from __future__ import annotations
 import torch
 
 from paceline.engine.attention import find_slots
-from paceline.engine.lean.attention import CpuAttention, find_seen
+from paceline.engine.lean.attention import find_seen, read_rows
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import Decoder
-from paceline.engine.lean.grouped import build_native_layers
-from paceline.engine.lean.kernels import FAST, MakeAttention
+from paceline.engine.lean.few_rows import build_native_layers
 from paceline.engine.model_runner import find_logit_rows
-from paceline.engine.native.layers import MAX_ROWS, NativeLayers, Rows
+from paceline.engine.native.layers import NativeLayers, Rows
 from paceline.engine.step import Step
 
 
 class LeanRunner:
     """A decoder with its cache; implements `step.ModelRunner`."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        vocabulary_size: int,
-        make_attention: MakeAttention = FAST.attention,
-    ) -> None:
+    def __init__(self, decoder: Decoder, vocabulary_size: int) -> None:
         self._decoder = decoder
-        self._make_attention = make_attention
         self._vocabulary_size = vocabulary_size
         self._cache: StackedCache | None = None
         self._native: NativeLayers | None = None
@@ -43,9 +36,7 @@ class LeanRunner:
             block_size,
             dtype=decoder.embedding.dtype,
         )
-        # Exact mode needs one attention for steps of all sizes.
-        if self._make_attention is CpuAttention:
-            self._native = build_native_layers(decoder, self._cache)
+        self._native = build_native_layers(decoder, self._cache)
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
@@ -55,15 +46,14 @@ class LeanRunner:
         ids = torch.tensor([token_id for span in step.spans for token_id in span.token_ids])
         positions = torch.tensor([p for span in step.spans for p in range(span.start, span.end)])
         wanted = torch.tensor(find_logit_rows(step), dtype=torch.int64)
-        if self._native is not None and step.num_rows <= MAX_ROWS:
+        if self._native is not None:
             x = decoder.embedding[ids]
             slots = find_slots(step, torch.device("cpu"))
-            seen = find_seen(step, decoder.windows[0], MAX_ROWS)
-            assert seen is not None, "a step has rows"
+            seen = find_seen(step, decoder.windows[0])
             self._native.run(Rows(x, decoder.find_turns(positions), slots, seen))
             logits = decoder.score(x, wanted)
         else:
-            attention = self._make_attention(step, self._cache, decoder.shape, decoder.windows)
+            attention = read_rows(step, self._cache, decoder.shape, decoder.windows)
             logits = decoder.forward(ids, positions, wanted, attention)
         return logits[:, : self._vocabulary_size].float()
 

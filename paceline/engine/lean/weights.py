@@ -21,8 +21,9 @@ from transformers import (
 )
 
 from paceline.engine.lean.decoder import Decoder, HeadShape, Layer
-from paceline.engine.lean.kernels import FAST, Kernels
-from paceline.engine.lean.linear import Matrix, is_packed
+from paceline.engine.lean.kernels import WIDE, Kernels
+from paceline.engine.lean.linear import Gate, Matrix, is_repacked
+from paceline.engine.native import attend
 from paceline.engine.quantization import PackedInt8Linear, PlainInt8Linear
 from paceline.engine.reduced_head import ReducedHead
 
@@ -32,14 +33,18 @@ _LINEARS = (nn.Linear, PackedInt8Linear, PlainInt8Linear)
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def serves(network: PreTrainedModel) -> bool:
-    """Whether `take_decoder` can take this network: its class, activation, rotation and layers."""
+def serves(network: PreTrainedModel, *, exactly: bool = False) -> bool:
+    """Whether `take_decoder` can take this network: its class, activation, rotation and layers.
+
+    Exactly, so that a row's bits do not depend on the rows beside it, wants heads of whole vectors.
+    """
     if type(network) not in _CLASSES or network.device.type not in ("cpu", "meta"):
         return False
     shape = _head_shape(network)
     projections = [m for n, m in network.named_modules() if n.rpartition(".")[2] in _PROJECTIONS]
     return (
-        network.config.hidden_act in _ACTIVATIONS
+        (attend.serves(shape.dim) or not exactly)
+        and network.config.hidden_act in _ACTIVATIONS
         and 2 * network.model.rotary_emb.inv_freq.numel() == shape.dim
         and all(type(module) in _LINEARS for module in (*projections, _product(network.lm_head)))
     )
@@ -54,22 +59,11 @@ def copied_bytes(network: PreTrainedModel) -> int:
         return 0
     if network.lm_head.weight is not network.model.embed_tokens.weight:
         return 0
-    return int(network.lm_head.weight.nbytes) if is_packed(network.dtype) else 0
+    head: torch.Tensor = network.lm_head.weight
+    return head.nbytes if is_repacked(head) else 0
 
 
-def second_copy_bytes(network: PreTrainedModel) -> int:
-    """Memory of the matrices that twofold kernels keep once more: those that are packed.
-
-    The network is one that was not quantized.
-    """
-    if not serves(network) or not is_packed(network.dtype):
-        return 0
-    kept = (*_PROJECTIONS, "lm_head")
-    named = network.named_modules()
-    return sum(int(m.weight.nbytes) for n, m in named if n.rpartition(".")[2] in kept)
-
-
-def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
+def take_decoder(network: PreTrainedModel, kernels: Kernels = WIDE) -> Decoder:
     """Takes the weights into kernels; the network cannot run afterwards."""
     config, model = network.config, network.model
     shape = _head_shape(network)
@@ -86,7 +80,6 @@ def take_decoder(network: PreTrainedModel, kernels: Kernels = FAST) -> Decoder:
         shape=shape,
         frequencies=model.rotary_emb.inv_freq.float(),
         turn_scale=float(model.rotary_emb.attention_scaling),
-        turn=kernels.turn,
     )
 
 
@@ -134,6 +127,7 @@ def _take_layer(module: Any, shape: HeadShape, window: int | None, kernels: Kern
             Matrix.of(attention.v_proj),
         )
     )
+    gate_up = Matrix.stack((Matrix.of(mlp.gate_proj), Matrix.of(mlp.up_proj)))
     head_norm = None
     if hasattr(attention, "q_norm"):
         query_norm, key_norm = (
@@ -150,7 +144,7 @@ def _take_layer(module: Any, shape: HeadShape, window: int | None, kernels: Kern
         head_norm=head_norm,
         output=kernels.build_linear(Matrix.of(attention.o_proj).pick_columns(outputs)),
         mlp_norm=module.post_attention_layernorm.weight.detach(),
-        gate=kernels.build_gate(Matrix.of(mlp.gate_proj), Matrix.of(mlp.up_proj)),
+        gate=Gate(kernels.build_linear(gate_up)),
         down=kernels.build_linear(Matrix.of(mlp.down_proj)),
         window=window,
     )

@@ -7,6 +7,7 @@ no model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -88,6 +89,31 @@ def find_num_shares() -> int:
 def share_of(share, num_shares, count):
     """The first and one past the last of `count` things that are a share's."""
     return count * share // num_shares, count * (share + 1) // num_shares
+
+
+def choose_by_count(build: Callable[[int], Any], most: int) -> Any:
+    """A loop (count, ...) that runs the one that was built for this count, from 1 to `most`."""
+    one = build(1)
+
+    @compiled()
+    def run_one(count, *arguments):
+        one(*arguments)
+
+    chosen = run_one
+    for count in range(2, most + 1):
+        chosen = _either(count, build(count), chosen)
+    return chosen
+
+
+def _either(wanted: int, loop: Any, otherwise: Any) -> Any:
+    @compiled()
+    def choose(count, *arguments):
+        if count == wanted:
+            loop(*arguments)
+        else:
+            otherwise(count, *arguments)
+
+    return choose
 
 
 def is_native(x: torch.Tensor) -> bool:

@@ -11,55 +11,59 @@ from typing import Any
 
 import numpy as np
 
-from paceline.engine.native.attend import build_attend_head
+from paceline.engine.native.attend import build_attend
 from paceline.engine.native.barrier import wait
 from paceline.engine.native.compiled import compiled, floats, integers, share_of
-from paceline.engine.native.grouped import GROUP, build_multiply_tiles_4, sum_groups
 from paceline.engine.native.rows import exponential, normalize_rows, turn_heads
+from paceline.engine.native.tiles import PANEL, Tiles
 from paceline.engine.native.vector import LANES
 
 
 @functools.cache
-def build_layer_loop(width: int) -> Any:
-    """The loop over all layers for heads of so many vectors."""
+def build_layer_loop(width: int, tiles: Tiles) -> Any:
+    """The loop over all layers for heads of so many vectors and matrices of one layout."""
     dim = width * LANES
-    multiply = _build_multiply()
-    attend = _build_attend(width)
+    multiply = _build_multiply(tiles)
+    attend = build_attend(width)
     store = _build_store(width)
 
     @compiled()
     def run_share(share, num_shares, table_at, buffers, sizes, epsilon):
-        h_at, sums_at, scores_at, qkv_at, attended_at, y_at, gate_up_at, act_at, x_at = buffers[:9]
-        (num_rows, size, inner, widest), heads, (num_layers, num_columns) = sizes
-        num_heads, num_kv_heads, _, longest = heads
-        team, counter_at = (share, num_shares), buffers[13]
-        stored = (num_heads + 2 * num_kv_heads) * dim
+        h_at, panel_at, scratch_at, qkv_at, attended_at, y_at, gate_up_at, act_at, x_at = buffers[
+            :9
+        ]
+        (num_rows, size, inner, widest), heads, (num_layers, num_columns), seen = sizes
+        num_heads, num_kv_heads, num_slots, longest = heads
+        team, counter_at = (share, num_shares), buffers[11]
+        num_stored = num_heads + 2 * num_kv_heads
+        stored = num_stored * dim
+        head_sizes = num_stored, num_heads, num_kv_heads, num_slots, longest
         h_at += 4 * share * num_rows * size
-        sums_at += 4 * share * num_rows * (widest // GROUP)
-        scores_at += 4 * share * longest
+        panel_at += 4 * share * widest * PANEL
+        scratch_at += 4 * share * seen[0]
         meeting = 1
         for layer in range(num_layers):
             weights_at = table_at + 8 * layer * num_columns
             weights = integers(weights_at)
             caches_at = weights[19], weights[20]
             normalize_rows(x_at, weights[0], epsilon, h_at, num_rows, size)
-            multiply(team, weights_at + 8 * 3, h_at, sums_at, qkv_at, (num_rows, size, stored))
+            multiply(team, weights_at + 8 * 3, h_at, panel_at, qkv_at, (num_rows, size, stored))
             meeting = wait(counter_at, num_shares, meeting)
             store(team, weights[2], buffers, caches_at, sizes, epsilon)
             meeting = wait(counter_at, num_shares, meeting)
-            attend(team, scores_at, buffers, caches_at, sizes)
+            attend(team, (qkv_at, *caches_at, attended_at), seen[1:], head_sizes, scratch_at)
             meeting = wait(counter_at, num_shares, meeting)
             shape = num_rows, num_heads * dim, size
-            multiply(team, weights_at + 8 * 7, attended_at, sums_at, y_at, shape)
+            multiply(team, weights_at + 8 * 7, attended_at, panel_at, y_at, shape)
             _add_share(team, x_at, y_at, num_rows, size)
             meeting = wait(counter_at, num_shares, meeting)
             normalize_rows(x_at, weights[1], epsilon, h_at, num_rows, size)
             shape = num_rows, size, 2 * inner
-            multiply(team, weights_at + 8 * 11, h_at, sums_at, gate_up_at, shape)
+            multiply(team, weights_at + 8 * 11, h_at, panel_at, gate_up_at, shape)
             meeting = wait(counter_at, num_shares, meeting)
             _gate_share(team, gate_up_at, act_at, num_rows, inner)
             meeting = wait(counter_at, num_shares, meeting)
-            multiply(team, weights_at + 8 * 15, act_at, sums_at, y_at, (num_rows, inner, size))
+            multiply(team, weights_at + 8 * 15, act_at, panel_at, y_at, (num_rows, inner, size))
             _add_share(team, x_at, y_at, num_rows, size)
             meeting = wait(counter_at, num_shares, meeting)
 
@@ -67,25 +71,34 @@ def build_layer_loop(width: int) -> Any:
 
 
 @functools.cache
-def _build_multiply() -> Any:
+def _build_multiply(tiles: Tiles) -> Any:
     """The loop over a thread's share of a product."""
-    multiply_tiles = build_multiply_tiles_4()
+    multiply_share = tiles.share
 
     @compiled()
-    def multiply(team, product_at, x_at, sums_at, y_at, sizes):
-        num_rows, num_columns, num_outputs = sizes
+    def multiply(team, product_at, x_at, panel_at, y_at, sizes):
+        num_rows, _, num_outputs = sizes
         product = integers(product_at)
-        first, last = share_of(*team, num_outputs // LANES)
-        sum_groups(floats(x_at), floats(sums_at), num_rows * num_columns // GROUP)
-        operands = x_at, sums_at, product[0], product[1], product[2], y_at
-        multiply_tiles(first, last, operands, sizes)
+        operands = x_at, panel_at, product[0], product[1], product[2], y_at
+        multiply_share(team, operands, sizes)
         if product[3] != 0:
             y, bias = floats(y_at), floats(product[3])
+            first, last = share_of(*team, num_outputs // PANEL)
             for row in range(num_rows):
-                for i in range(first * LANES, last * LANES):
+                for i in range(first * PANEL, last * PANEL):
                     y[row * num_outputs + i] += bias[i]
 
     return multiply
+
+
+@compiled()
+def _add_share(team, x_at, y_at, num_rows, size):
+    """Adds a thread's share of a product."""
+    first, last = share_of(*team, size // PANEL)
+    x, y = floats(x_at), floats(y_at)
+    for row in range(num_rows):
+        for i in range(row * size + first * PANEL, row * size + last * PANEL):
+            x[i] += y[i]
 
 
 @functools.cache
@@ -118,44 +131,6 @@ def _build_store(width: int) -> Any:
                     cache[target + i] = source[i]
 
     return store
-
-
-@functools.cache
-def _build_attend(width: int) -> Any:
-    """The loop over a thread's share of the query heads."""
-    dim = width * LANES
-    attend_head = build_attend_head(width)
-
-    @compiled()
-    def attend(team, scores_at, buffers, caches_at, sizes):
-        qkv_at, attended_at = buffers[3], buffers[4]
-        seen, runs = integers(buffers[11]), integers(buffers[12])
-        num_rows = sizes[0][0]
-        num_heads, num_kv_heads, num_slots, _ = sizes[1]
-        num_stored = num_heads + 2 * num_kv_heads
-        first, last = share_of(*team, num_rows * num_heads)
-        for place in range(first, last):
-            row, head = place // num_heads, place % num_heads
-            offset = 4 * (head % num_kv_heads) * num_slots * dim
-            vectors = (
-                floats(qkv_at + 4 * (row * num_stored + head) * dim),
-                floats(caches_at[0] + offset),
-                floats(caches_at[1] + offset),
-                floats(attended_at + 4 * place * dim),
-            )
-            first_run, last_run = seen[3 * row + 1], seen[3 * row + 2]
-            attend_head(vectors, runs, first_run, last_run, floats(scores_at))
-
-    return attend
-
-
-@compiled()
-def _add_share(team, x_at, y_at, num_rows, size):
-    first, last = share_of(*team, size // LANES)
-    x, y = floats(x_at), floats(y_at)
-    for row in range(num_rows):
-        for i in range(row * size + first * LANES, row * size + last * LANES):
-            x[i] += y[i]
 
 
 @compiled()

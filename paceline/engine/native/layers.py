@@ -1,4 +1,4 @@
-"""All layers of a decoder with 4-bit weights, for a few rows, as one compiled call per thread.
+"""All layers of a decoder as one compiled call per thread.
 
 Between products a step does little, but in some ten operations a layer, each of which costs more to
 call than to run. Here nothing is called: threads go through the layers together, each over its own
@@ -14,25 +14,22 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.engine.native.attend import SingleRows
-from paceline.engine.native.grouped import GROUP, Grouped
+from paceline.engine.native.attend import Seen, num_scratch
 from paceline.engine.native.layer_loop import build_layer_loop
+from paceline.engine.native.tiles import PANEL, Tiled
 from paceline.engine.native.vector import LANES
-
-MAX_ROWS = 16
-"""Rows of a step up to which nothing but products counts, and each thread has its own copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
     """A matrix with its bias."""
 
-    matrix: Grouped
+    matrix: Tiled
     bias: torch.Tensor | None
 
     @property
     def addresses(self) -> tuple[int, ...]:
-        """Of codes, scales, offsets and bias; 0 for what there is not."""
+        """Of what the tiles' loop reads, and of the bias; 0 for what there is not."""
         return (*self.matrix.addresses, 0 if self.bias is None else self.bias.data_ptr())
 
 
@@ -73,8 +70,8 @@ class Rows:
     """Complex [T, 1, D / 2]; see `rows.turn`."""
     slots: torch.Tensor
     """Int64 [T]: where their keys and values are stored."""
-    seen: SingleRows
-    """What each of them sees."""
+    seen: Seen
+    """What they see."""
 
 
 class NativeLayers:
@@ -123,8 +120,8 @@ class NativeLayers:
         counter = torch.zeros(1, dtype=torch.int64)
         private = (
             new((self._num_threads, num_rows, size)),
-            new((self._num_threads, num_rows, widest // GROUP)),
-            new((self._num_threads, rows.seen.longest)),
+            new((self._num_threads, widest, PANEL)),
+            new((self._num_threads, num_scratch(dim, rows.seen.longest))),
         )
         shared = (
             new((num_rows, num_stored * dim)),
@@ -133,14 +130,15 @@ class NativeLayers:
             new((num_rows, 2 * inner)),
             new((num_rows, inner)),
         )
-        given = (rows.x, rows.turns, rows.slots, rows.seen.rows, rows.seen.runs, counter)
+        given = (rows.x, rows.turns, rows.slots, counter)
         buffers = tuple(tensor.data_ptr() for tensor in (*private, *shared, *given))
         sizes = (
             (num_rows, size, inner, widest),
             (self._num_heads, num_kv_heads, num_slots, rows.seen.longest),
             (len(self._layers), self._table.shape[1]),
+            (num_scratch(dim, rows.seen.longest), *rows.seen.addresses),
         )
-        run_share = build_layer_loop(dim // LANES)
+        run_share = build_layer_loop(dim // LANES, self._layers[0].qkv.matrix.tiles)
 
         def run(share: int) -> None:
             table_at = self._table.data_ptr()

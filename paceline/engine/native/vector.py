@@ -7,7 +7,6 @@ find these vectors by itself: it would have to interchange loops. Knows no layou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -25,6 +24,7 @@ _FLOAT = ir.FloatType()
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 _LANE_INTEGERS = ir.VectorType(_LANE, LANES)
 _BYTES = ir.VectorType(_BYTE, LANES)
+_POINTER = _BYTE.as_pointer()
 
 
 class Vectors(types.Type):  # type: ignore[misc]  # numba has no types
@@ -35,26 +35,10 @@ class Vectors(types.Type):  # type: ignore[misc]  # numba has no types
         self.count = count
 
 
-class Bytes(types.Type):  # type: ignore[misc]  # numba has no types
-    """The type of 16 bytes."""
-
-    def __init__(self) -> None:
-        super().__init__(name="Bytes")
-
-
 @register_model(Vectors)
 class _VectorsModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no types
     def __init__(self, models_of: Any, kind: Vectors) -> None:
         super().__init__(models_of, kind, ir.ArrayType(_FLOATS, kind.count))
-
-
-@register_model(Bytes)
-class _BytesModel(models.PrimitiveModel):  # type: ignore[misc]  # numba has no types
-    def __init__(self, models_of: Any, kind: Bytes) -> None:
-        super().__init__(models_of, kind, _BYTES)
-
-
-_bytes = Bytes()
 
 
 @intrinsic(prefer_literal=True)
@@ -80,18 +64,42 @@ def load(context: Any, numbers: Any, index: Any, count: Any) -> Any:
     return kind(numbers, types.int64, count), generate
 
 
-@intrinsic
-def store(context: Any, numbers: Any, index: Any, stride: Any, vectors: Any) -> Any:
-    """Stores vectors from an index on, each `stride` numbers behind the one before it."""
+@intrinsic(prefer_literal=True)
+def store(context: Any, numbers: Any, index: Any, stride: Any, vectors: Any, width: Any) -> Any:
+    """Stores rows of vectors from an index on, each `stride` numbers behind the one before it.
+
+    The width, vectors of a row, which lie one after the other, is a constant.
+    """
+    row_width = width.literal_value
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        count = signature.args[3].count
-        places = _places(builder, arguments[0], arguments[1], arguments[2], count)
-        for vector, place in zip(_split(builder, arguments[3], count), places, strict=True):
-            builder.store(vector, place, align=4)
+        numbers, index, stride = arguments[:3]
+        split = _split(builder, arguments[3], signature.args[3].count)
+        for first in range(0, len(split), row_width):
+            places = _places(builder, numbers, index, _constant(LANES), row_width)
+            for vector, place in zip(split[first : first + row_width], places, strict=True):
+                builder.store(vector, place, align=4)
+            index = builder.add(index, stride)
         return context.get_dummy_value()
 
-    return types.void(numbers, types.int64, types.int64, vectors), generate
+    return types.void(numbers, types.int64, types.int64, vectors, width), generate
+
+
+@intrinsic(prefer_literal=True)
+def prefetch(context: Any, numbers: Any, index: Any, count: Any) -> Any:
+    """Asks for `count` vectors from an index on, which will be loaded; may be behind the last."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_POINTER, _LANE, _LANE, _LANE])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        places = _places(builder, arguments[0], arguments[1], _constant(LANES), count.literal_value)
+        # To be read, into the nearest cache, data.
+        how = [ir.Constant(_LANE, number) for number in (0, 3, 1)]
+        for place in places:
+            builder.call(function, [builder.bitcast(place, _POINTER), *how])
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64, count), generate
 
 
 @intrinsic
@@ -108,96 +116,106 @@ def add_multiple(context: Any, total: Any, vectors: Any, factor: Any) -> Any:
 
 
 @intrinsic
-def dot(context: Any, left: Any, right: Any) -> Any:
-    """The sum of all products of two groups of vectors."""
+def store_dots(context: Any, numbers: Any, index: Any, stride: Any, rows: Any, vectors: Any) -> Any:
+    """numbers[index + r * stride] = the sum of all products of row r with vectors.
+
+    A row is as many vectors, side by side, as it is multiplied with.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        count = signature.args[0].count
-        pairs = zip(*(_split(builder, a, count) for a in arguments), strict=True)
-        total = ir.Constant(_FLOATS, [0.0] * LANES)
-        for x, y in pairs:
-            total = _multiply_add(builder, x, y, total)
-        return _sum(builder, total)
-
-    return types.float32(left, right), generate
-
-
-@intrinsic
-def load_bytes(context: Any, numbers: Any, index: Any) -> Any:
-    """16 bytes from an index on."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.gep(arguments[0], [arguments[1]])
-        return builder.load(builder.bitcast(place, _BYTES.as_pointer()), align=1)
-
-    return _bytes(numbers, types.int64), generate
-
-
-@intrinsic
-def low_nibbles(context: Any, sixteen: Any) -> Any:
-    """The lower four bits of 16 bytes, as one vector."""
-    return Vectors(1)(sixteen), _nibbles(lambda b, v: b.and_(v, ir.Constant(_BYTES, [15] * LANES)))
-
-
-@intrinsic
-def high_nibbles(context: Any, sixteen: Any) -> Any:
-    """The upper four bits of 16 bytes, as one vector."""
-    return Vectors(1)(sixteen), _nibbles(lambda b, v: b.lshr(v, ir.Constant(_BYTES, [4] * LANES)))
-
-
-@intrinsic
-def signed_bytes(context: Any, sixteen: Any) -> Any:
-    """16 signed bytes, as one vector."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = builder.sext(arguments[0], _LANE_INTEGERS)
-        return _join(builder, [builder.sitofp(lanes, _FLOATS)])
-
-    return Vectors(1)(sixteen), generate
-
-
-@intrinsic
-def add_outer(context: Any, total: Any, vector: Any, numbers: Any, index: Any, stride: Any) -> Any:
-    """total[r] + vector * numbers[index + r * stride], for each vector r of the total."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        total, vector, numbers, index, stride = arguments
-        (vector,) = _split(builder, vector, 1)
-        rows = []
-        for row in _split(builder, total, signature.args[0].count):
-            number = builder.load(builder.gep(numbers, [index]))
-            rows.append(_multiply_add(builder, vector, _spread(builder, number), row))
+        numbers, index, stride, rows, vectors = arguments
+        width = signature.args[4].count
+        split = _split(builder, rows, signature.args[3].count)
+        right = _split(builder, vectors, width)
+        for first in range(0, len(split), width):
+            total = ir.Constant(_FLOATS, [0.0] * LANES)
+            for x, y in zip(split[first : first + width], right, strict=True):
+                total = _multiply_add(builder, x, y, total)
+            builder.store(_sum(builder, total), builder.gep(numbers, [index]))
             index = builder.add(index, stride)
-        return _join(builder, rows)
+        return context.get_dummy_value()
 
-    return total(total, vector, numbers, types.int64, types.int64), generate
+    return types.void(numbers, types.int64, types.int64, rows, vectors), generate
 
 
 @intrinsic
-def add_scaled(context: Any, total: Any, scale: Any, left: Any, right: Any) -> Any:
-    """total[r] + scale * (left[r] + right[r]), number by number, scale being one vector."""
+def sum_lanes(context: Any, vectors: Any) -> Any:
+    """The sum of a vector's numbers."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        count = signature.args[0].count
-        (scale,) = _split(builder, arguments[1], 1)
-        total, left, right = (_split(builder, arguments[i], count) for i in (0, 2, 3))
-        return _join(
-            builder,
-            [
-                _multiply_add(builder, scale, builder.fadd(x, y), t)
-                for t, x, y in zip(total, left, right, strict=True)
-            ],
-        )
+        (vector,) = _split(builder, arguments[0], 1)
+        return _sum(builder, vector)
 
-    return total(total, scale, left, right), generate
+    return types.float32(vectors), generate
 
 
-def _nibbles(pick: Callable[[Any, Any], Any]) -> Any:
+@intrinsic
+def load_nibbles(context: Any, numbers: Any, index: Any) -> Any:
+    """The lower four bits of 16 bytes from an index on, then the upper ones, as two vectors."""
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = builder.zext(pick(builder, arguments[0]), _LANE_INTEGERS)
-        return _join(builder, [builder.uitofp(lanes, _FLOATS)])
+        sixteen = _load_bytes(builder, arguments[0], arguments[1])
+        lower = builder.and_(sixteen, ir.Constant(_BYTES, [15] * LANES))
+        upper = builder.lshr(sixteen, ir.Constant(_BYTES, [4] * LANES))
+        lanes = [builder.zext(part, _LANE_INTEGERS) for part in (lower, upper)]
+        return _join(builder, [builder.uitofp(part, _FLOATS) for part in lanes])
 
-    return generate
+    return Vectors(2)(numbers, types.int64), generate
+
+
+@intrinsic(prefer_literal=True)
+def load_signed_bytes(context: Any, numbers: Any, index: Any, count: Any) -> Any:
+    """Signed bytes from an index on, as `count` vectors; the count is a constant."""
+    kind = Vectors(count.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        numbers, index = arguments[:2]
+        vectors = []
+        for _ in range(kind.count):
+            lanes = builder.sext(_load_bytes(builder, numbers, index), _LANE_INTEGERS)
+            vectors.append(builder.sitofp(lanes, _FLOATS))
+            index = builder.add(index, _constant(LANES))
+        return _join(builder, vectors)
+
+    return kind(numbers, types.int64, count), generate
+
+
+@intrinsic
+def multiply_add(context: Any, x: Any, y: Any, z: Any) -> Any:
+    """X * y + z, number by number, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        split = (_split(builder, vectors, signature.args[0].count) for vectors in arguments)
+        return _join(builder, [_multiply_add(builder, *one) for one in zip(*split, strict=True)])
+
+    return x(x, y, z), generate
+
+
+@intrinsic
+def add_outer(context: Any, total: Any, vectors: Any, numbers: Any, index: Any, stride: Any) -> Any:
+    """total[r] + vectors * numbers[index + r * stride], for each row r of the total.
+
+    A row is as many vectors, side by side, as are added to it.
+    """
+    width = vectors.count
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        total, vectors, numbers, index, stride = arguments
+        added = _split(builder, vectors, width)
+        sums = _split(builder, total, signature.args[0].count)
+        for first in range(0, len(sums), width):
+            number = _spread(builder, builder.load(builder.gep(numbers, [index])))
+            for i in range(width):
+                sums[first + i] = _multiply_add(builder, added[i], number, sums[first + i])
+            index = builder.add(index, stride)
+        return _join(builder, sums)
+
+    return total(total, vectors, numbers, types.int64, types.int64), generate
+
+
+def _load_bytes(builder: Any, numbers: Any, index: Any) -> Any:
+    place = builder.bitcast(builder.gep(numbers, [index]), _BYTES.as_pointer())
+    return builder.load(place, align=1)
 
 
 def _constant(number: int) -> Any:

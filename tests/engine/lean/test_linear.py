@@ -9,18 +9,14 @@ from torch import nn
 
 from paceline.engine import quantization
 from paceline.engine.lean.linear import (
-    FusedGate,
+    Gate,
     Int8Linear,
     Matrix,
-    PackedGate,
-    PackedLinear,
     StockLinear,
-    build_gate,
+    TiledLinear,
     build_linear,
-    is_packed,
 )
 
-needs_packing = pytest.mark.skipif(not is_packed(torch.float32), reason="no oneDNN here")
 needs_kernel = pytest.mark.skipif(
     not quantization.has_packed_kernel(), reason="no x86 int8 kernel here"
 )
@@ -44,20 +40,18 @@ def rows(num_rows: int, size: int) -> torch.Tensor:
     return torch.randn(num_rows, size, generator=torch.Generator().manual_seed(9))
 
 
-@needs_packing
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 2, 5, 33])
-def test_packed_product(num_rows: int, bias: bool) -> None:
-    """The packed matrix multiplies like the layer, and adds a residual like an addition."""
+def test_tiled_product(num_rows: int, bias: bool) -> None:
+    """The matrix in tiles multiplies like the layer, and adds a residual like an addition."""
     layer = linear(96, 64, bias=bias)
     x, residual = rows(num_rows, 96), rows(num_rows, 64)
     product = build_linear(Matrix.of(layer))
-    assert PackedLinear is type(product)
+    assert TiledLinear is type(product)
     torch.testing.assert_close(layer(x), product(x))
     torch.testing.assert_close(residual + layer(x), product.add_to(residual, x))
 
 
-@needs_packing
 def test_residual_is_not_written_to() -> None:
     """The sum is a new tensor."""
     layer = linear(96, 64, bias=False)
@@ -101,25 +95,18 @@ def test_int8_row_is_blind_to_its_company() -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        pytest.param("float32", PackedGate, marks=needs_packing),
-        ("float64", FusedGate),
-        ("int8", FusedGate),
-    ],
-)
-def test_gate(kind: str, expected: type, bias: bool) -> None:
+@pytest.mark.parametrize("num_rows", [1, 5, 33])
+@pytest.mark.parametrize("kind", ["float32", "float64", "int8"])
+def test_gate(kind: str, num_rows: int, bias: bool) -> None:
     """One call gives silu of the one product times the other."""
     gate, up = linear(96, 64, bias=bias, seed=1), linear(96, 64, bias=bias, seed=2)
-    x = rows(5, 96)
+    x = rows(num_rows, 96)
     layers: list[nn.Module] = [gate, up]
     if kind == "int8":
         layers = [quantized(gate), quantized(up)]
     elif kind == "float64":
         layers, x = [gate.double(), up.double()], x.double()
-    built = build_gate(*(Matrix.of(layer) for layer in layers))
-    assert expected is type(built)
+    built = Gate(build_linear(Matrix.stack([Matrix.of(layer) for layer in layers])))
     torch.testing.assert_close(F.silu(layers[0](x)) * layers[1](x), built(x))
 
 

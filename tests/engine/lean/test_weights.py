@@ -11,16 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from paceline.engine.lean.kernels import TWOFOLD
-from paceline.engine.lean.linear import FusedGate, is_packed
 from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.twofold import TransposedLinear, TwofoldGate, TwofoldLinear
-from paceline.engine.lean.weights import (
-    copied_bytes,
-    second_copy_bytes,
-    serves,
-    take_decoder,
-)
+from paceline.engine.lean.weights import copied_bytes, serves, take_decoder
 from paceline.engine.quantization import quantize_int8_per_row
 from paceline.engine.step import Span, Step
 
@@ -200,20 +192,3 @@ def test_only_a_tied_float32_head_is_copied(tiny_network: BuildNetwork) -> None:
     assert 0 == copied_bytes(tiny_network("llama", tie_word_embeddings=False))
     assert 0 == copied_bytes(tied.to(torch.bfloat16))
     assert 0 == copied_bytes(tiny_network("gemma3_text", layer_types=QWEN_LAYERS))
-
-
-@pytest.mark.skipif(not is_packed(torch.float32), reason="no oneDNN here")
-def test_second_copies_are_counted_as_they_are_made(tiny_network: BuildNetwork) -> None:
-    """B89: what twofold kernels keep once more is what the memory plan adds, head included."""
-    network = tiny_network("llama")
-    planned = second_copy_bytes(network)
-    assert 0 == second_copy_bytes(tiny_network("llama").to(torch.bfloat16))
-    decoder = take_decoder(network, TWOFOLD)
-    linears = [decoder.head]
-    for layer in decoder.layers:
-        assert isinstance(layer.gate, TwofoldGate)
-        assert isinstance(layer.gate.single, FusedGate)
-        linears += [layer.qkv, layer.output, layer.down, layer.gate.single.gate_up]
-    singles = [one.single if isinstance(one, TwofoldLinear) else one for one in linears]
-    assert planned == sum(one.weight.nbytes for one in singles if isinstance(one, TransposedLinear))
-    assert len(singles) == sum(isinstance(one, TransposedLinear) for one in singles)

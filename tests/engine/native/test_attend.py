@@ -1,4 +1,4 @@
-"""Attention of single rows: scattered slots, shared key heads, one thread and two."""
+"""Attention: scattered slots, rows that follow one another, shared key heads, and threads."""
 
 from __future__ import annotations
 
@@ -7,45 +7,52 @@ import torch
 import torch.nn.functional as F
 
 from paceline.engine.native import attend
-from paceline.engine.native.attend import SingleRows
+from paceline.engine.native.attend import Seen
 
 NUM_SLOTS = 700
 
 
-def plan(rows: list[tuple[int, list[tuple[int, int]]]]) -> SingleRows:
-    """Rows (index, runs of slots) as a step would have them."""
-    runs = [run for _, found in rows for run in found]
-    places, first = [], 0
-    for index, found in rows:
-        places.append((index, first, first + len(found)))
-        first += len(found)
-    counts = [sum(last - start for start, last in found) for _, found in rows]
-    return SingleRows(torch.tensor(places), torch.tensor(runs), sum(counts), max(counts))
+def plan(spans: list[tuple[int, list[tuple[int, int]]]], window: int = 0) -> Seen:
+    """Sequences (number of rows, runs of slots) as a step would have them."""
+    rows: list[tuple[int, ...]] = []
+    runs: list[tuple[int, int]] = []
+    row = 0
+    for num_rows, found in spans:
+        length = sum(last - first for first, last in found)
+        rows.append((row, num_rows, length - num_rows, len(runs), len(runs) + len(found)))
+        runs += found
+        row += num_rows
+    longest = sum(last - first for first, last in runs)
+    return Seen(torch.tensor(rows), torch.tensor(runs), window, row * longest, longest)
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "dim"), [(6, 2, 16), (4, 4, 64), (3, 1, 80)])
+@pytest.mark.parametrize("window", [0, 6])
 def test_rows_attend_to_their_runs(
-    num_threads: int, num_heads: int, num_kv_heads: int, dim: int
+    num_threads: int, num_heads: int, num_kv_heads: int, dim: int, window: int
 ) -> None:
-    """Against stock attention; rows that are not named are left alone. Enough keys for sharing."""
+    """Against stock attention, row by row. Enough keys for sharing."""
     generator = torch.Generator().manual_seed(0)
-    heads = torch.randn(5, num_heads + 2 * num_kv_heads, dim, generator=generator)
-    keys, values = (torch.randn(num_kv_heads, NUM_SLOTS, dim, generator=generator) for _ in "kv")
-    rows = [
-        (4, [(0, 1)]),
-        (0, [(600, 640), (3, 5), (100, 108)]),
-        (2, [(0, 700)]),
-        (3, [(7, 400)]),
+    spans = [
+        (1, [(0, 1)]),
+        (5, [(600, 640), (3, 5), (100, 108)]),
+        (1, [(0, 700)]),
+        (9, [(7, 400)]),
     ]
-    output = torch.full((5, num_heads, dim), 9.0)
-    attend.attend(heads, keys, values, plan(rows), output)
-    for index, runs in rows:
+    heads = torch.randn(16, num_heads + 2 * num_kv_heads, dim, generator=generator)
+    keys, values = (torch.randn(num_kv_heads, NUM_SLOTS, dim, generator=generator) for _ in "kv")
+    output = torch.empty(16, num_heads, dim)
+    attend.attend(heads, keys, values, plan(spans, window), output)
+    row = 0
+    for num_rows, runs in spans:
         slots = torch.cat([torch.arange(*run) for run in runs])
-        queries = heads[index, :num_heads].view(-1, num_kv_heads, dim).transpose(0, 1)
-        expected = F.scaled_dot_product_attention(queries, keys[:, slots], values[:, slots])
-        got = output[index].view(-1, num_kv_heads, dim).transpose(0, 1)
-        torch.testing.assert_close(expected, got)
-    assert torch.equal(torch.full((num_heads, dim), 9.0), output[1])
+        for last in range(len(slots) - num_rows + 1, len(slots) + 1):
+            seen = slots[max(0, last - window) if window else 0 : last]
+            queries = heads[row, :num_heads].view(-1, num_kv_heads, dim).transpose(0, 1)
+            expected = F.scaled_dot_product_attention(queries, keys[:, seen], values[:, seen])
+            got = output[row].view(-1, num_kv_heads, dim).transpose(0, 1)
+            torch.testing.assert_close(expected, got)
+            row += 1
 
 
 def test_large_scores() -> None:
@@ -55,12 +62,15 @@ def test_large_scores() -> None:
     values = torch.arange(3.0).view(1, 3, 1).expand(1, 3, 16).contiguous()
     heads = torch.ones(1, 3, 16)
     output = torch.empty(1, 1, 16)
-    attend.attend(heads, keys, values, plan([(0, [(0, 3)])]), output)
+    attend.attend(heads, keys, values, plan([(1, [(0, 3)])]), output)
     expected = 1 + torch.sigmoid(torch.tensor(0.75))
     torch.testing.assert_close(expected.expand(1, 1, 16), output, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize(("dim", "is_served"), [(16, True), (80, True), (8, False), (72, False)])
+@pytest.mark.parametrize(
+    ("dim", "is_served"),
+    [(16, True), (80, True), (256, True), (8, False), (72, False), (512, False)],
+)
 def test_sizes_that_are_served(dim: int, is_served: bool) -> None:
     """Whole vectors only."""
     assert is_served == attend.serves(dim)

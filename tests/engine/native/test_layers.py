@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.engine.lean import runner as lean_runner
-from paceline.engine.lean.kernels import FAST, INT4, INT4_EXACT, Kernels
+from paceline.engine.lean.kernels import INT4, WIDE, Kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.native.layers import NativeLayers, Rows
@@ -34,7 +34,7 @@ def build(network: PreTrainedModel, kernels: Kernels) -> LeanRunner:
         if name.endswith("bias"):
             nn.init.normal_(parameter)
     decoder = take_decoder(network.requires_grad_(False), kernels)
-    runner = LeanRunner(decoder, VOCABULARY, kernels.attention)
+    runner = LeanRunner(decoder, VOCABULARY)
     runner.allocate(60, BLOCK_SIZE)
     return runner
 
@@ -54,12 +54,14 @@ def run_steps(runner: LeanRunner) -> list[torch.Tensor]:
     return logits
 
 
+@pytest.mark.parametrize("kernels", [WIDE, INT4], ids=["float32", "4-bit"])
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
 def test_one_call_is_the_same_as_many(
     tiny_network: BuildNetwork,
     monkeypatch: pytest.MonkeyPatch,
     num_threads: int,
     model_type: str,
+    kernels: Kernels,
 ) -> None:
     """Biases, normalized heads, a window, shared key heads; also on more threads than rows."""
     calls: list[int] = []
@@ -70,22 +72,13 @@ def test_one_call_is_the_same_as_many(
         run(layers, rows)
 
     monkeypatch.setattr(NativeLayers, "run", note)
-    got = run_steps(build(tiny_network(model_type), INT4))
-    assert [15, 2, 16] == calls  # the step of 30 rows is left to large products
-    monkeypatch.setattr(lean_runner, "MAX_ROWS", 0)
-    expected = run_steps(build(tiny_network(model_type), INT4))
-    assert [15, 2, 16] == calls
+    got = run_steps(build(tiny_network(model_type), kernels))
+    assert [30, 15, 2, 16] == calls
+    monkeypatch.setattr(lean_runner, "build_native_layers", lambda *_: None)
+    expected = run_steps(build(tiny_network(model_type), kernels))
+    assert [30, 15, 2, 16] == calls
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kernels", [FAST, INT4_EXACT], ids=["wide", "exact"])
-def test_others_are_left_alone(
-    tiny_network: BuildNetwork, monkeypatch: pytest.MonkeyPatch, kernels: Kernels
-) -> None:
-    """Wide matrices have kernels of their own; exact mode needs one attention for all sizes."""
-    monkeypatch.setattr(NativeLayers, "run", lambda *_: pytest.fail("one call"))
-    run_steps(build(tiny_network("llama"), kernels))
 
 
 def test_odd_matrices_are_left_alone(
