@@ -198,9 +198,23 @@ def test_warm_up_runs_what_is_served(
     assert [(num_rows, num_rows) for num_rows in range(1, 8)] == seen[1:]
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Steps of two threads, which have loops of their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_nothing_is_compiled_while_serving(start: Assemble, save_model: SaveModel) -> None:
-    """After the warm-up no loop meets arguments of a new kind."""
-    _, engine = start(f"quantized:int4:{save_model('llama')}", memory_bytes=32 << 20)
+    """After the warm-up no loop meets arguments of a new kind.
+
+    The head is so large that one row is shared among threads, and none is not.
+    """
+    directory = save_model("llama", vocab_size=4096)
+    _, engine = start(f"quantized:int4:{directory}", memory_bytes=32 << 20)
     before = num_compiled()
     assert before > 0
     ids = list(range(40))
