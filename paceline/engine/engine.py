@@ -186,7 +186,7 @@ class Engine:
         try:
             while not self._is_stopping:
                 self._mail.read(wait=is_idle)
-                is_idle = not self._advance()
+                is_idle = not self._tasks or not self._advance()
         finally:  # also when a bug ends the thread: nobody may wait for it for ever
             self._mail.shut()
             for task in list(self._tasks.values()):
