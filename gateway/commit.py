@@ -99,18 +99,29 @@ class Committer:
 
     def _take(self, token_ids: Sequence[int]) -> tuple[int, str, FinishReason | None]:
         """Number of ids taken, their text, and why the generation ends with them."""
+        num_taken, finish_reason = self._cut(token_ids)
+        shown = token_ids[: num_taken - (finish_reason is FinishReason.STOP)]
+        # Only where a stop string may end inside of a block is it decoded token by token.
+        size = 1 if self._ending.stop_strings else max(1, len(shown))
         text = ""
-        for num_taken, token_id in enumerate(token_ids, start=1):
-            self.num_tokens += 1
-            if token_id in self._ending.stop_token_ids:
-                return num_taken, text + self._flush(), FinishReason.STOP
-            piece, is_stopped = self._stops.feed(self._decoder.feed((token_id,)))
+        for start in range(0, len(shown), size):
+            piece, is_stopped = self._stops.feed(self._decoder.feed(shown[start : start + size]))
             text += piece
             if is_stopped:
-                return num_taken, text, FinishReason.STOP
-            if self.num_tokens == self._ending.max_tokens:
-                return num_taken, text + self._flush(), FinishReason.LENGTH
-        return len(token_ids), text, None
+                self.num_tokens += start + 1
+                return start + 1, text, FinishReason.STOP
+        self.num_tokens += num_taken
+        return num_taken, text + self._flush() if finish_reason else text, finish_reason
+
+    def _cut(self, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """How many ids are taken if no stop string comes before, and what ends with the last."""
+        room, stops = self._ending.max_tokens - self.num_tokens, self._ending.stop_token_ids
+        for num_taken, token_id in enumerate(token_ids[:room], start=1):
+            if token_id in stops:
+                return num_taken, FinishReason.STOP
+        if len(token_ids) >= room:
+            return room, FinishReason.LENGTH
+        return len(token_ids), None
 
     def _flush(self) -> str:
         return self._stops.feed(self._decoder.flush())[0] + self._stops.flush()

@@ -58,7 +58,7 @@ async def run_generation(
     sessions = _open_sessions(generation, target, tiers, config, call)
     record = Record(generation, sessions, observers, span, call.arrived_s)
     watch = observers.watch
-    policy = watch.limited(
+    policy = watch.watched(
         choose_policy(generation, config, lambda: watch.times(sessions.drafter.source)),
         lambda: sessions.drafter.source,
     )

@@ -14,7 +14,6 @@ import structlog
 from gateway import events
 from gateway.arms import unit
 from gateway.commit import Committed
-from gateway.draft_length import FinishedRound
 from gateway.drafter_session import DrafterSession
 from gateway.metrics import Ended, GatewayMetrics, RoundLabels
 from gateway.request import Generation
@@ -92,9 +91,6 @@ class Record:
         self._stats.observe(proposal, verdict, num_asked, round_s)
         self._metrics.observe_round(self._labels, proposal, verdict, num_asked, round_s)
         num_drafted, num_accepted = len(proposal.token_ids), verdict.num_accepted
-        if proposal.round > 1:  # the first opens the streams and runs the prompt
-            finished = FinishedRound.of(proposal, verdict, num_asked, round_s)
-            self._watch.observe(self._sessions.drafter.source, finished)
         self._span.round(
             proposal.round,
             round_s,

@@ -98,11 +98,11 @@ async def run_rounds(
     while True:
         proposal, verdict = await _verify(pair, proposal)
         committed = committer.commit(proposal, verdict)
-        round_s = time.perf_counter() - started_s
-        observer.observe(proposal, verdict, length, round_s)
+        round_s, num_asked = time.perf_counter() - started_s, length
         if proposal.round > 1:  # the first opens the streams and runs the prompt
-            policy.observe(FinishedRound.of(proposal, verdict, length, round_s))
+            policy.observe(FinishedRound.of(proposal, verdict, num_asked, round_s))
         if committed.finish_reason is not None:
+            observer.observe(proposal, verdict, num_asked, round_s)
             yield committed
             return
         started_s = time.perf_counter()
@@ -112,7 +112,8 @@ async def run_rounds(
         advance = Advance(proposal.round + 1, verdict.committed_length, committed.token_ids, length)
         drafting = asyncio.create_task(pair.drafter.propose(advance))
         try:
-            await asyncio.sleep(0)  # the advance leaves first: the draft works while we write
+            await asyncio.sleep(0)  # the advance leaves first: the draft works while we tell
+            observer.observe(proposal, verdict, num_asked, round_s)
             yield committed
             proposal = await drafting
         finally:

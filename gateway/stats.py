@@ -47,7 +47,8 @@ class SpeculationStats:
         self.queue_s += verdict.queue_s
         self.verify_s += verdict.forward_s
         self._round_s.append(round_s)
-        self._overhead_s.append(max(0.0, round_s - proposal.draft_s - verdict.forward_s))
+        on_tiers_s = proposal.draft_s + verdict.queue_s + verdict.forward_s
+        self._overhead_s.append(max(0.0, round_s - on_tiers_s))
 
     @property
     def acceptance_rate(self) -> float:
@@ -61,7 +62,7 @@ class SpeculationStats:
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of all rounds outside drafting and verifying."""
+        """Seconds of all rounds outside drafting, verifying and the wait for a step."""
         return sum(self._overhead_s)
 
     @property
@@ -71,7 +72,7 @@ class SpeculationStats:
 
     @property
     def overhead_p50_s(self) -> float:
-        """Median of a round outside drafting and verifying in seconds."""
+        """Median of a round outside drafting, verifying and the wait for a step, in seconds."""
         return _median_after_first(self._overhead_s)
 
     def _count_positions(self, num_drafted: int, num_accepted: int) -> None:

@@ -99,9 +99,9 @@ class Watch:
         """The pool of a source."""
         return self._pools.setdefault(source, Pool())
 
-    def limited(self, policy: DraftLengthPolicy, source: Callable[[], str]) -> DraftLengthPolicy:
-        """A policy that knows no times under the cap of the source in use; others as they are."""
-        return _LimitedLength(policy, self, source) if isinstance(policy, WindowLength) else policy
+    def watched(self, policy: DraftLengthPolicy, source: Callable[[], str]) -> DraftLengthPolicy:
+        """A policy whose rounds are told here, under the cap of the source if it knows no times."""
+        return _WatchedLength(policy, self, source)
 
     def times(self, source: str) -> RoundTimes | None:
         """How long rounds with a source take; None while there is no source."""
@@ -152,11 +152,12 @@ class Watch:
         pool.found = found
 
 
-class _LimitedLength:
-    """A session's own policy under the cap of its source."""
+class _WatchedLength:
+    """A session's own policy, under the cap of its source where it knows no times."""
 
     def __init__(self, policy: DraftLengthPolicy, watch: Watch, source: Callable[[], str]) -> None:
         self._policy = policy
+        self._is_capped = isinstance(policy, WindowLength)
         self._watch = watch
         self._source = source
 
@@ -164,8 +165,10 @@ class _LimitedLength:
     def num_draft_tokens(self) -> int:
         """What the session wants, if the source may."""
         wanted, source = self._policy.num_draft_tokens, self._source()
-        return self._watch.pool(source).limit(wanted) if source else wanted
+        is_capped = self._is_capped and source
+        return self._watch.pool(source).limit(wanted) if is_capped else wanted
 
     def observe(self, finished: FinishedRound) -> None:
         """Takes in one round."""
+        self._watch.observe(self._source(), finished)
         self._policy.observe(finished)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -121,7 +121,15 @@ class Sessions:
 
     def stamp(self, load: ReplicaLoad) -> ReplicaLoad:
         """A load report with what is known here."""
-        return replace(load, num_open_sessions=self._num_open, is_draining=self._is_draining)
+        return ReplicaLoad(
+            self._num_open,
+            load.num_queued,
+            load.num_rows,
+            load.num_held_blocks,
+            load.num_free_blocks,
+            self._is_draining,
+            load.audit,
+        )
 
 
 async def next_message(requests: AsyncIterator[T], idle_timeout_s: float) -> T | None:
@@ -161,11 +169,32 @@ async def watch_load(
         await asyncio.sleep(period_s)
 
 
+async def settled(future: Future[T]) -> T:
+    """What the engine's thread makes of a future; who is cancelled here leaves it running.
+
+    `asyncio.wrap_future` does the same in twice the time, and every round waits for it.
+    """
+    loop = asyncio.get_running_loop()
+    waiting = loop.create_future()
+
+    def wake() -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    def hand_over(_: Future[T]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake)
+
+    future.add_done_callback(hand_over)
+    await waiting
+    return future.result()
+
+
 async def open_sequence(engine: Engine, session: SessionSpec) -> Sequence:
     """Opens a session's sequence; a caller that is cancelled meanwhile leaves none behind."""
     opening = engine.open(session)
     try:
-        return await asyncio.wrap_future(opening)
+        return await settled(opening)
     except asyncio.CancelledError:
         opening.add_done_callback(lambda opened: engine.close(opened.result()))
         raise

@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from paceline.records import AuditReport, Verdict
+from paceline.records import AuditReport, Verdict, VerdictKind
 from paceline.serving.metrics import FINE_BUCKETS_S
 
 _AUDIT = (
@@ -31,12 +31,13 @@ class VerifyMetrics:
     """Declares every metric of a verify replica."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._verdicts = Counter(
+        verdicts = Counter(
             "paceline_verify_verdicts",
             "Verdicts by what their own token is: recovered, bonus or plain",
             ("kind",),
             registry=registry,
         )
+        self._verdicts = {kind: verdicts.labels(kind.name.lower()) for kind in VerdictKind}
         self._accepted_tokens = Counter(
             "paceline_verify_accepted_tokens", "Draft tokens accepted", registry=registry
         )
@@ -70,7 +71,7 @@ class VerifyMetrics:
 
     def observe(self, verdict: Verdict) -> None:
         """Takes in one verdict."""
-        self._verdicts.labels(verdict.kind.name.lower()).inc()
+        self._verdicts[verdict.kind].inc()
         self._accepted_tokens.inc(verdict.num_accepted)
         self._queue_seconds.observe(verdict.queue_s)
         self._forward_seconds.observe(verdict.forward_s)

@@ -12,7 +12,7 @@ from paceline.engine.assembly import assemble
 from paceline.engine.constraint import Grammars
 from paceline.engine.engine import Engine
 from paceline.errors import FailedPrecondition, InvalidArgument
-from paceline.records import ReplicaLoad, Verdict, VerificationRule
+from paceline.records import ReplicaLoad, VerificationRule
 from paceline.serving.endpoints import Context, Endpoint, Shape
 from paceline.serving.metrics import new_registry
 from paceline.serving.tracing import Tracer, Untraced, rpc_attributes, traceparent_of
@@ -76,7 +76,9 @@ class VerifyService:
         )
         self._tokenizer_archive = loaded.tokenizer_archive
         grammars = await asyncio.to_thread(Grammars, loaded.tokenizer_archive, loaded.identity)
-        self._verifier = Verifier(engine, loaded.identity, grammars, self._audit)
+        self._verifier = Verifier(
+            engine, loaded.identity, grammars, self._audit, self._sessions.stamp
+        )
 
     async def drain(self) -> None:
         """Waits until the last session has gone."""
@@ -115,7 +117,7 @@ class VerifyService:
                     verdict = await session.verify(wire.decode_proposal(request.proposal))
                     self._metrics.observe(verdict)
                     span.round(verdict.round, verdict.queue_s + verdict.forward_s, told(verdict))
-                    yield verify_pb2.VerifyResponse(verdict=self._encode(verdict))
+                    yield verify_pb2.VerifyResponse(verdict=wire.encode_verdict(verdict))
             finally:
                 session.close()
         finally:
@@ -164,14 +166,8 @@ class VerifyService:
     def _engines(self) -> dict[str, Engine]:
         return {} if self._verifier is None else {"target": self._verifier.engine}
 
-    def _encode(self, verdict: Verdict) -> speculation_pb2.Verdict:
-        """The message of a verdict, with what only the service knows of its load."""
-        load = self._sessions.stamp(verdict.load)
-        return wire.encode_verdict(dataclasses.replace(verdict, load=load))
-
     def _load(self) -> ReplicaLoad:
-        load = self._sessions.stamp(self._ready.engine.load)
-        return dataclasses.replace(load, audit=self._audit.report)
+        return dataclasses.replace(self._ready.load, audit=self._audit.report)
 
     def _check_fingerprint(self, expected: str) -> None:
         ours = self._ready.identity

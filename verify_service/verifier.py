@@ -6,7 +6,7 @@ of the target.
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 
 from paceline.engine import coupling, rejection
 from paceline.engine.constraint import Grammars, Matcher
@@ -24,13 +24,14 @@ from paceline.records import (
     ModelIdentity,
     Opened,
     Proposal,
+    ReplicaLoad,
     SamplingParams,
     SessionSpec,
     TokenLogProbs,
     Verdict,
     VerificationRule,
 )
-from paceline.tier import check_token_ids, open_matcher, open_sequence
+from paceline.tier import check_token_ids, open_matcher, open_sequence, settled
 from verify_service.audit import Audit, Verified
 
 # For rows of which nobody reads the law: the cheapest one, beside the raw logits.
@@ -41,13 +42,25 @@ class Verifier:
     """The target model behind its sessions."""
 
     def __init__(
-        self, engine: Engine, identity: ModelIdentity, grammars: Grammars, audit: Audit
+        self,
+        engine: Engine,
+        identity: ModelIdentity,
+        grammars: Grammars,
+        audit: Audit,
+        stamp: Callable[[ReplicaLoad], ReplicaLoad],
     ) -> None:
+        """`stamp` adds to a load report what only the service knows; any thread may call it."""
+        self._stamp = stamp
         self.engine = engine
         self.audit = audit
         self.identity = identity
         self.max_draft_tokens = engine.options.max_draft_tokens
         self._grammars = grammars
+
+    @property
+    def load(self) -> ReplicaLoad:
+        """How busy the replica is."""
+        return self._stamp(self.engine.load)
 
     async def open(self, spec: SessionSpec) -> VerifySession:
         """Opens a session.
@@ -98,9 +111,7 @@ class VerifySession:
         """
         self._check(proposal)
         self._round = proposal.round
-        verdict = await asyncio.wrap_future(
-            self._verifier.engine.submit(self._sequence, self._judge(proposal))
-        )
+        verdict = await settled(self._verifier.engine.submit(self._sequence, self._judge(proposal)))
         self._committed_length = verdict.committed_length
         return verdict
 
@@ -134,7 +145,7 @@ class VerifySession:
             committed_length=len(sequence),
             queue_s=extended.queue_s,
             forward_s=extended.forward_s,
-            load=self._verifier.engine.load,
+            load=self._verifier.load,
             log_probs=self._log_probs(extended, proposal.base_length),
             prompt_log_probs=prompt_log_probs,
             margin=self._margin(extended, proposal),

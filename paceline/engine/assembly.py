@@ -139,7 +139,11 @@ def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
 
 
 def _warm_up(engine: Engine, max_length: int) -> None:
-    """Runs a prompt, a proposal's rows and a single row once, and leaves nothing behind."""
+    """Runs a prompt and every number of rows of a proposal once, and leaves nothing behind.
+
+    Kernels are compiled, and prepared for a number of rows, where they first meet it. A draft runs
+    its prompt without a law, and so with a head that has no rows.
+    """
     length = min(3 * engine.options.max_draft_tokens, max_length)
     spec = SessionSpec(
         (0,) * length, length, SamplingParams(0.0), VerificationRule.REJECTION_TOKEN, 0
@@ -147,8 +151,9 @@ def _warm_up(engine: Engine, max_length: int) -> None:
     sequence = engine.open(spec).result()
 
     def job() -> Job[None]:
-        for num_rows in (1, 1, min(engine.options.max_draft_tokens + 1, length)):
-            yield Extend(len(sequence), num_rows, spec.sampling)
+        yield Extend(length - 1, 0, spec.sampling)
+        for num_rows in range(1, min(engine.options.max_draft_tokens + 1, length) + 1):
+            yield Extend(length, num_rows, spec.sampling)
 
     engine.submit(sequence, job()).result()
     engine.close(sequence)

@@ -186,7 +186,7 @@ class Engine:
         try:
             while not self._is_stopping:
                 self._mail.read(wait=is_idle)
-                is_idle = not self._advance()
+                is_idle = not self._tasks or not self._advance()
         finally:  # also when a bug ends the thread: nobody may wait for it for ever
             self._mail.shut()
             for task in list(self._tasks.values()):
@@ -240,16 +240,17 @@ class Engine:
                 self._fail(task, error)
             return True
         self.figures.add_step(self._num_rows, time.perf_counter() - started_at)
+        last = 0
         for task, span in zip(tasks, plan.spans, strict=True):
+            first, last = last, last + span.num_logits
             task.sequence.num_cached = span.end
             task.sequence.register_prefix()
             if task.request is not None and span.end == task.request.length:
-                own, laws = laws[: span.num_logits], laws[span.num_logits :]
-                raw, logits = logits[: span.num_logits], logits[span.num_logits :]
                 now = time.perf_counter()
                 queue_s, forward_s = task.started_at - task.asked_at, now - task.started_at
                 is_asked = task.request.sampling.num_log_probs is not None
-                self._resume(task, Extended(own, queue_s, forward_s, raw if is_asked else None))
+                raw = logits[first:last] if is_asked else None
+                self._resume(task, Extended(laws[first:last], queue_s, forward_s, raw))
         return True
 
     def _forward(self, plan: Plan, tasks: list[_Task]) -> tuple[torch.Tensor, list[Law]]:

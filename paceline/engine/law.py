@@ -35,7 +35,7 @@ class Law:
     @classmethod
     def point(cls, token_id: int) -> Law:
         """Returns the law that always gives `token_id`."""
-        return cls(np.array([token_id], dtype=np.int64), np.ones(1))
+        return cls(np.array([token_id], dtype=np.int64), np.array([1.0]))
 
     @classmethod
     def void(cls, error: Exception | None = None) -> Law:
@@ -75,7 +75,7 @@ class Law:
         `uniform <= 1 - 2**-53`.
         """
         self._require_mass()
-        cumulative = np.cumsum(self.probabilities)
+        cumulative = self.probabilities.cumsum()
         place = cumulative.searchsorted(uniform * cumulative[-1], side="right")
         return int(self.token_ids[place])
 
@@ -105,13 +105,13 @@ class IntegerLaw:
 
     def draw(self, bits: int) -> int:
         """Returns the token at 64 uniform `bits`; exact where the weights sum to a power of 2."""
-        cumulative = np.cumsum(self.weights)
+        cumulative = self.weights.cumsum()
         point = bits * int(cumulative[-1]) >> 64
         return int(self.token_ids[cumulative.searchsorted(point, side="right")])
 
     def as_law(self) -> Law:
         """Returns the same law in float64, as the verify tier will read it."""
-        return Law(self.token_ids, self.weights / self.weights.sum())
+        return Law(self.token_ids, self.weights / np.add.reduce(self.weights))
 
 
 def truncate(law: Law, mass: float = 0.995, max_ids: int = 64, total: int = 2**30) -> IntegerLaw:
@@ -121,20 +121,24 @@ def truncate(law: Law, mass: float = 0.995, max_ids: int = 64, total: int = 2**3
     are dropped, and what is left over goes to the likeliest token.
     """
     ids, probabilities = law.token_ids, law.probabilities
+    if len(ids) == 1:
+        return IntegerLaw(ids, np.array([total]))
     if len(ids) > max_ids:  # select before sorting: a vocabulary is long
         floor = np.partition(probabilities, -max_ids)[-max_ids]
         kept = np.flatnonzero(probabilities >= floor)
         ids, probabilities = ids[kept], probabilities[kept]
-    order = np.argsort(-probabilities, kind="stable")[:max_ids]
-    cumulative = np.cumsum(probabilities[order])
+    order = (-probabilities).argsort(kind="stable")[:max_ids]
+    descending = probabilities[order]
+    cumulative = descending.cumsum()
     count = int(cumulative.searchsorted(mass)) + 1
-    order, held = order[:count], cumulative[:count][-1]
-    weights = np.floor(probabilities[order] / held * total).astype(np.int64)
-    weights[0] += total - weights.sum()
-    kept = np.sort(order[weights > 0])
-    by_place = np.zeros(len(ids), dtype=np.int64)
-    by_place[order] = weights
-    return IntegerLaw(ids[kept], by_place[kept])
+    held = cumulative[:count][-1]
+    weights = (descending[:count] / held * total).astype(np.int64)  # rounded down
+    weights[0] += total - np.add.reduce(weights)
+    if weights[-1] == 0:  # they descend
+        weights = weights[weights > 0]
+    kept = order[: len(weights)]
+    ascending = kept.argsort()
+    return IntegerLaw(ids[kept[ascending]], weights[ascending])
 
 
 def encode_sparse(laws: Sequence[IntegerLaw]) -> bytes:
@@ -195,15 +199,22 @@ def _decode_sparse(law: bytes, num_tokens: int, vocabulary_size: int) -> list[La
 
 
 def _sparse_law(index: int, ids: Ids, weights: Ids, vocabulary_size: int) -> Law:
-    order = np.argsort(ids)
-    ids, weights = ids[order], weights[order]
+    if not _ascends(ids):
+        order = ids.argsort()
+        ids, weights = ids[order], weights[order]
+        if not _ascends(ids):
+            raise InvalidArgument(FIELD, f"draft token {index}: ids are not distinct")
     if ids[-1] >= vocabulary_size:
         raise InvalidArgument(FIELD, f"draft token {index}: id {ids[-1]} is not in the vocabulary")
-    if np.any(ids[1:] == ids[:-1]):
-        raise InvalidArgument(FIELD, f"draft token {index}: ids are not distinct")
-    if not weights.any():
+    if weights[weights.argmax()] == 0:
         raise InvalidArgument(FIELD, f"draft token {index}: weights sum to 0")
     return IntegerLaw(ids, weights).as_law()
+
+
+def _ascends(ids: Ids) -> bool:
+    """Says whether each of `ids` [n] is greater than the one before it."""
+    steps = ids[1:] - ids[:-1]
+    return not len(steps) or bool(steps[steps.argmin()] > 0)
 
 
 def _decode_dense(law: bytes, num_tokens: int, vocabulary_size: int) -> list[Law]:

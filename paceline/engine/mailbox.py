@@ -55,21 +55,15 @@ class Mailbox:
         """Does what was handed in so far; with `wait`, at least one letter."""
         if wait:
             _do(self._letters.get())
-        while (letter := self._next()) is not None:
-            _do(letter)
+        while not self._letters.empty():  # nobody else reads
+            _do(self._letters.get())
 
     def shut(self) -> None:
         """Takes no more letters, and fails those that were not read."""
         with self._gate:
             self._is_open = False
-        while (letter := self._next()) is not None:
-            letter.future.set_exception(Aborted("the engine has stopped"))
-
-    def _next(self) -> _Letter | None:
-        try:
-            return self._letters.get_nowait()
-        except queue.Empty:
-            return None
+        while not self._letters.empty():
+            self._letters.get().future.set_exception(Aborted("the engine has stopped"))
 
 
 def _do(letter: _Letter) -> None:

@@ -15,8 +15,9 @@ def residual_mass(target: Law, draft: Law, scale: float) -> float:
     """Returns sum max(a p - q, 0): all of a p outside the draft's support, and the rest inside."""
     places, found = target.locate(draft.token_ids)
     inside = np.where(found, target.probabilities[places], 0.0)
-    outside = max(1.0 - float(inside.sum()), 0.0)
-    return scale * outside + float(np.maximum(scale * inside - draft.probabilities, 0.0).sum())
+    left = np.maximum(scale * inside - draft.probabilities, 0.0)
+    outside = max(1.0 - float(np.add.reduce(inside)), 0.0)
+    return scale * outside + float(np.add.reduce(left))
 
 
 def residual_law(target: Law, draft: Law, scale: float) -> Law:
@@ -25,5 +26,5 @@ def residual_law(target: Law, draft: Law, scale: float) -> Law:
     places, found = target.locate(draft.token_ids)
     rest[places[found]] -= draft.probabilities[found]
     np.maximum(rest, 0.0, out=rest)
-    mass = rest.sum()
+    mass = np.add.reduce(rest)
     return Law(target.token_ids, rest / mass) if mass > 0.0 else target

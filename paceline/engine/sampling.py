@@ -9,6 +9,8 @@ the temperature, and may depend on the text so far, is in `adjustment.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -51,7 +53,7 @@ def target_laws(
     if all(wanted.is_greedy and not wanted.adjusts_logits for wanted in params):
         tokens, finite = _argmax(logits)
         return [Law.point(t) if ok else Law.void() for t, ok in zip(tokens, finite, strict=True)]
-    all_ids = np.arange(logits.shape[1])
+    all_ids = _first_ids(logits.shape[1])
     behind = histories or [None] * len(params)
     with np.errstate(over="ignore"):  # a far token divided by a tiny temperature: -inf is meant
         rows = logits.detach().cpu().numpy()
@@ -59,6 +61,14 @@ def target_laws(
             _law(row, all_ids, wanted, history)
             for row, wanted, history in zip(rows, params, behind, strict=True)
         ]
+
+
+@cache
+def _first_ids(count: int) -> Ids:
+    """Returns 0 .. count-1; there are as many counts as vocabularies."""
+    ids = np.arange(count)
+    ids.setflags(write=False)
+    return ids
 
 
 def greedy_tokens(logits: torch.Tensor) -> list[int]:
@@ -79,14 +89,14 @@ def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
         values, tokens = logits.max(dim=1)
         return tokens.tolist(), values.isfinite().tolist()
     rows = logits.detach().numpy()
-    peaks = rows.argmax(axis=1)
-    return peaks.tolist(), np.isfinite(rows[np.arange(len(rows)), peaks]).tolist()
+    peaks = rows.argmax(axis=1).tolist()
+    return peaks, [isfinite(row[peak]) for row, peak in zip(rows, peaks, strict=True)]
 
 
 def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) -> Law:
     """Returns the law of one row [V]; `ids` is 0 .. V-1, shared by all rows that keep them all."""
-    peak = row.max()
-    if not np.isfinite(peak):
+    peak = row[row.argmax()]
+    if not isfinite(peak):
         return Law.void()
     if params.adjusts_logits:
         if history is None:
@@ -94,14 +104,14 @@ def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) ->
         if params.constraint is not None and history.allowed is None:
             raise ValueError("a constraint needs a matcher, and there is none")
         row = adjusted(row, params, history)
-        peak = row.max()
+        peak = row[row.argmax()]
         if peak == -np.inf:
             return Law.void(InvalidArgument("sampling", _NOTHING_LEFT, reason="NO_TOKEN_LEFT"))
     if params.is_greedy:
         return Law.point(int(row.argmax()))
     values = row
-    if row.min() == -np.inf:  # masked, or not scored by a reduced head: mostly many
-        ids = np.flatnonzero(row > -np.inf)
+    if row[row.argmin()] == -np.inf:  # masked, or not scored by a reduced head: mostly many
+        ids = (row > -np.inf).nonzero()[0]
         values = row[ids]
     if 0 < params.top_k < len(values):
         kept = top_k_ids(values, params.top_k)
@@ -111,9 +121,9 @@ def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) ->
         ids, values = ids[kept], values[kept]
     weights = _weights(values, peak, params.temperature)
     if params.min_p > 0.0:
-        kept = np.flatnonzero(weights >= params.min_p)
+        kept = (weights >= params.min_p).nonzero()[0]
         ids, weights = ids[kept], weights[kept]
-    weights /= weights.sum()
+    weights /= np.add.reduce(weights)
     return Law(ids, weights)
 
 
@@ -145,7 +155,7 @@ def _top_p(values: Row, peak: np.float32, temperature: float, top_p: float) -> I
     np.exp(weights, out=weights)
     total = float(weights.sum())
     for floor in (_LARGE, 0.5 * (1.0 - top_p) * total / len(weights)):  # half: room for rounding
-        places = np.flatnonzero(weights >= floor)
+        places = (weights >= floor).nonzero()[0]
         descending = np.sort(weights[places])[::-1]
         held = np.cumsum(descending, dtype=np.float64)
         if held[-1] >= top_p * total:
@@ -156,9 +166,9 @@ def _top_p(values: Row, peak: np.float32, temperature: float, top_p: float) -> I
 
 def _likeliest(values: Row, count: int, boundary: np.float32) -> Ids:
     """Returns the ascending places of the `count` largest, whose smallest value is `boundary`."""
-    kept = np.flatnonzero(values >= boundary)
+    kept = (values >= boundary).nonzero()[0]
     surplus = len(kept) - count
     if surplus:  # equals at the boundary: the lowest places stay
-        equals = np.flatnonzero(values[kept] == boundary)
+        equals = (values[kept] == boundary).nonzero()[0]
         kept = np.delete(kept, equals[-surplus:])
     return kept

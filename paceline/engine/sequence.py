@@ -118,10 +118,14 @@ class Sequence:
         Raises:
             OutOfBlocks: the pool has not that many; nothing is changed.
         """
-        if self.num_missing_blocks(length) > self._pool.num_free:
+        shared = self._shared_places()
+        num_missing = len(shared) + self._num_short_of(length)
+        if num_missing == 0:
+            return []
+        if num_missing > self._pool.num_free:
             raise OutOfBlocks
         copies = []
-        for index in self._shared_places():
+        for index in shared:
             block = self.block_table[index]
             own = self._pool.allocate(self.block_table[index - 1] if index else None)
             self._pool.release([block])
@@ -135,8 +139,7 @@ class Sequence:
 
     def num_missing_blocks(self, length: int) -> int:
         """How many blocks `reserve` would take from the pool."""
-        num_needed = -(-length // self._pool.block_size)
-        return len(self._shared_places()) + max(0, num_needed - len(self.block_table))
+        return len(self._shared_places()) + self._num_short_of(length)
 
     def fork(self) -> Sequence:
         """A second sequence with the same tokens, sharing every block until one of them writes."""
@@ -183,6 +186,10 @@ class Sequence:
             del self.block_table[num_needed:]
             self._pool.release(surplus)
         self._num_registered = min(self._num_registered, num_needed)
+
+    def _num_short_of(self, length: int) -> int:
+        """How many blocks the table is short of for `length` tokens."""
+        return max(0, -(-length // self._pool.block_size) - len(self.block_table))
 
     def _shared_places(self) -> list[int]:
         """Places in the block table that are written next and that others hold too."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.engine.step import Span, Step
@@ -64,6 +65,7 @@ class TableRunner:
 
     def __init__(self, model: TableModel) -> None:
         self._model = model
+        self._logits = model.logits.numpy()
         self._reach = model.suffix_lengths[0] if model.suffix_lengths else 0
         self._ids_by_slot: list[int] = []
         self._block_size = 0
@@ -84,7 +86,7 @@ class TableRunner:
             self._write(span)
         for span in step.spans:
             rows.extend(self._find_rows(span))
-        return self._model.logits.index_select(0, torch.tensor(rows, dtype=torch.int64))
+        return torch.from_numpy(self._logits[np.array(rows, dtype=np.int64)])
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole blocks, (source, destination), for copy on write."""

@@ -660,7 +660,7 @@ class GenerationStats(_message.Message):
 
     @_builtins.property
     def overhead_duration_p50(self) -> _duration_pb2.Duration:
-        """Median of a round outside drafting and verifying: queues, wires and the gateway."""
+        """Median of a round outside drafting, verifying and the wait for a step: wires and the gateway."""
 
     @_builtins.property
     def draft_duration(self) -> _duration_pb2.Duration:

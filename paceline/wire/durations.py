@@ -9,8 +9,15 @@ from paceline.errors import InvalidArgument
 
 def duration(seconds: float) -> duration_pb2.Duration:
     """A protobuf duration of `seconds`, at least 0."""
+    message = duration_pb2.Duration()
+    fill_duration(message, seconds)
+    return message
+
+
+def fill_duration(message: duration_pb2.Duration, seconds: float) -> None:
+    """Writes `seconds`, at least 0, into a message that is part of another: no copy is made."""
     nanos = max(0, round(seconds * 1e9))
-    return duration_pb2.Duration(seconds=nanos // 1_000_000_000, nanos=nanos % 1_000_000_000)
+    message.seconds, message.nanos = divmod(nanos, 1_000_000_000)
 
 
 def seconds(message: duration_pb2.Duration) -> float:

@@ -29,15 +29,21 @@ def decode_load(message: speculation_pb2.ReplicaLoad) -> ReplicaLoad:
 
 def encode_load(load: ReplicaLoad) -> speculation_pb2.ReplicaLoad:
     """The message of a load report."""
-    return speculation_pb2.ReplicaLoad(
-        open_session_count=load.num_open_sessions,
-        queued_count=load.num_queued,
-        row_count=load.num_rows,
-        held_block_count=load.num_held_blocks,
-        free_block_count=load.num_free_blocks,
-        is_draining=load.is_draining,
-        audit=encode_audit(load.audit) if load.audit else None,
-    )
+    message = speculation_pb2.ReplicaLoad()
+    fill_load(message, load)
+    return message
+
+
+def fill_load(message: speculation_pb2.ReplicaLoad, load: ReplicaLoad) -> None:
+    """Writes a load report into a message that is part of another: no copy is made."""
+    message.open_session_count = load.num_open_sessions
+    message.queued_count = load.num_queued
+    message.row_count = load.num_rows
+    message.held_block_count = load.num_held_blocks
+    message.free_block_count = load.num_free_blocks
+    message.is_draining = load.is_draining
+    if load.audit:
+        message.audit.CopyFrom(encode_audit(load.audit))
 
 
 def decode_audit(message: speculation_pb2.AuditReport) -> AuditReport:

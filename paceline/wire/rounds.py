@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.errors import InvalidArgument
 from paceline.records import (
@@ -14,8 +14,8 @@ from paceline.records import (
     VerdictKind,
 )
 from paceline.v1 import draft_pb2, speculation_pb2
-from paceline.wire.durations import duration, seconds
-from paceline.wire.replicas import decode_load, encode_load
+from paceline.wire.durations import fill_duration, seconds
+from paceline.wire.replicas import decode_load, fill_load
 from paceline.wire.sampling import (
     UNSUPPORTED,
 )
@@ -51,12 +51,16 @@ def decode_proposal(message: speculation_pb2.Proposal) -> Proposal:
 
 def encode_proposal(proposal: Proposal) -> speculation_pb2.Proposal:
     """The message of a proposal."""
-    message = speculation_pb2.Proposal(round=proposal.round, base_length=proposal.base_length)
-    if proposal.token_ids:
-        message.token_ids.extend(proposal.token_ids)
-        message.law_encoding = speculation_pb2.LawEncoding.ValueType(proposal.encoding.value)
-        message.law = proposal.law
-        message.draft_duration.CopyFrom(duration(proposal.draft_s))
+    if not proposal.token_ids:
+        return speculation_pb2.Proposal(round=proposal.round, base_length=proposal.base_length)
+    message = speculation_pb2.Proposal(
+        round=proposal.round,
+        base_length=proposal.base_length,
+        token_ids=proposal.token_ids,
+        law_encoding=speculation_pb2.LawEncoding.ValueType(proposal.encoding.value),
+        law=proposal.law,
+    )
+    fill_duration(message.draft_duration, proposal.draft_s)
     return message
 
 
@@ -87,19 +91,20 @@ def decode_verdict(message: speculation_pb2.Verdict) -> Verdict:
 
 def encode_verdict(verdict: Verdict) -> speculation_pb2.Verdict:
     """The message of a verdict."""
-    return speculation_pb2.Verdict(
+    message = speculation_pb2.Verdict(
         round=verdict.round,
         accepted_count=verdict.num_accepted,
         next_token_id=verdict.next_token_id,
         kind=speculation_pb2.VerdictKind.ValueType(verdict.kind.value),
         committed_length=verdict.committed_length,
-        queue_duration=duration(verdict.queue_s),
-        forward_duration=duration(verdict.forward_s),
-        load=encode_load(verdict.load),
         log_probs=encode_log_probs(verdict.log_probs),
         prompt_log_probs=encode_log_probs(verdict.prompt_log_probs),
         margin=verdict.margin,
     )
+    fill_duration(message.queue_duration, verdict.queue_s)
+    fill_duration(message.forward_duration, verdict.forward_s)
+    fill_load(message.load, verdict.load)
+    return message
 
 
 def encode_log_probs(log_probs: Iterable[TokenLogProbs]) -> list[speculation_pb2.TokenLogProbs]:
@@ -113,8 +118,10 @@ def encode_log_probs(log_probs: Iterable[TokenLogProbs]) -> list[speculation_pb2
 
 
 def _decode_log_probs(
-    messages: Iterable[speculation_pb2.TokenLogProbs],
+    messages: Sequence[speculation_pb2.TokenLogProbs],
 ) -> tuple[TokenLogProbs, ...]:
+    if not messages:
+        return ()
     return tuple(
         TokenLogProbs(one.chosen, tuple(one.top_token_ids), tuple(one.top_log_probs))
         for one in messages

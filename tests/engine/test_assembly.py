@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from numba.core.registry import CPUDispatcher
 
 from paceline.engine import assembly
 from paceline.engine.assembly import EngineSettings, ServedModel, assemble
@@ -28,8 +29,8 @@ from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.models import LoadOptions, load
 from paceline.engine.self_test import StockRun, check_against_stock
 from paceline.engine.sequence import Sequence
-from paceline.engine.step import ModelRunner
-from paceline.engine.table_model import TableModel
+from paceline.engine.step import ModelRunner, Step
+from paceline.engine.table_model import TableModel, TableRunner
 from paceline.errors import Exhausted, FailedPrecondition, InvalidArgument, NotFound
 from paceline.records import SamplingParams, SessionSpec, VerificationRule
 
@@ -177,6 +178,61 @@ def test_warm_up_leaves_nothing_held(
     engine.check().result(WAIT_S)
     assert (0, 0) == (engine.load.num_open_sessions, engine.load.num_held_blocks)
     assert engine.load.num_rows > 0  # it did run
+
+
+def test_warm_up_runs_what_is_served(
+    start: Assemble, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of which no law is wanted, and the rows of every proposal, none and the longest."""
+    seen: list[tuple[int, int]] = []
+    run = TableRunner.run
+
+    def note(runner: TableRunner, step: Step) -> torch.Tensor:
+        seen.extend((len(span.token_ids), span.num_logits) for span in step.spans)
+        return run(runner, step)
+
+    monkeypatch.setattr(TableRunner, "run", note)
+    start(table, max_draft_tokens=6)
+    assert (17, 0) == seen[0]
+    assert [(num_rows, num_rows) for num_rows in range(1, 8)] == seen[1:]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Steps of two threads, which have loops of their own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_nothing_is_compiled_while_serving(start: Assemble, save_model: SaveModel) -> None:
+    """After the warm-up no loop meets arguments of a new kind.
+
+    The head is so large that one row is shared among threads, and none is not.
+    """
+    directory = save_model("llama", vocab_size=4096)
+    _, engine = start(f"quantized:int4:{directory}", memory_bytes=32 << 20)
+    before = num_compiled()
+    assert before > 0
+    ids = list(range(40))
+    spec = SessionSpec(tuple(ids), len(ids), GREEDY, VerificationRule.REJECTION_TOKEN, 0)
+    sequence = engine.open(spec).result(WAIT_S)
+
+    def job() -> Job[None]:
+        yield Extend(len(ids) - 1, 0, GREEDY)
+        for num_rows in (2, 1, 5, 9, 17, 20):
+            yield Extend(len(ids), num_rows, GREEDY)
+
+    engine.submit(sequence, job()).result(WAIT_S)
+    engine.close(sequence)
+    assert before == num_compiled()
+
+
+def num_compiled() -> int:
+    """Loops that are ready to run, each counted for every kind of arguments."""
+    return sum(len(one.signatures) for one in gc.get_objects() if type(one) is CPUDispatcher)
 
 
 def test_shortest_context_is_warmed_up(start: Assemble, table: str) -> None:

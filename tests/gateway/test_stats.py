@@ -89,3 +89,12 @@ def test_overhead_is_never_negative() -> None:
     stats = SpeculationStats()
     observe(stats, 4, 4, 0.001)
     assert 0.0 == stats.overhead_p50_s
+
+
+def test_the_wait_for_a_step_is_no_overhead() -> None:
+    """It is the target's being busy with others, and the metrics tell it apart as well."""
+    stats = SpeculationStats()
+    verdict = Verdict(1, 0, 1, VerdictKind.PLAIN, 11, queue_s=0.004, forward_s=0.005)
+    stats.observe(Proposal(1, 10), verdict, 0, 0.010)
+    assert pytest.approx(0.001) == stats.overhead_s
+    assert (0.004, 0.005) == (stats.queue_s, stats.verify_s)

@@ -31,7 +31,7 @@ class Scene:
     def __init__(self, low_acceptance: float = 0.6) -> None:
         self.registry = CollectorRegistry()
         self.watch = Watch(GatewayMetrics(self.registry), low_acceptance)
-        self.policy = self.watch.limited(WindowLength(8), lambda: "draft")
+        self.policy = self.watch.watched(WindowLength(8), lambda: "draft")
 
     def plain(self, count: int = ENOUGH_PLAIN, round_s: float = PLAIN_S) -> None:
         """Rounds of generations without a draft."""
@@ -46,9 +46,7 @@ class Scene:
             num_accepted = round(length * acceptance + 0.49 * ((number % 3) - 1)) if length else 0
             num_accepted = min(length, max(0, num_accepted))
             round_s = drafted_s if length else PLAIN_S
-            finished = FinishedRound(length, length, num_accepted, round_s)
-            self.watch.observe("draft", finished)
-            self.policy.observe(finished)
+            self.policy.observe(FinishedRound(length, length, num_accepted, round_s))
             asked.append(length)
         return asked
 
@@ -183,8 +181,10 @@ def test_plain_rounds_are_had_from_sessions_that_draft() -> None:
 def test_pinned_lengths_are_left_alone() -> None:
     """What a client or a setting pins is not the watch's business; who weighs costs needs none."""
     scene = Scene()
+    scene.watch.pool("draft").cap = 0
     for policy in (FixedLength(4), CostLength(8, lambda: None)):
-        assert policy is scene.watch.limited(policy, lambda: "draft")
+        watched = scene.watch.watched(policy, lambda: "draft")
+        assert 0 < policy.num_draft_tokens == watched.num_draft_tokens
 
 
 def test_times_are_kept_by_source() -> None:
@@ -200,7 +200,7 @@ def test_a_session_without_a_draft_yet_gets_what_it_wants() -> None:
     """No source in use, no cap."""
     scene = Scene()
     scene.watch.pool("").cap = 0
-    policy = scene.watch.limited(WindowLength(8), lambda: "")
+    policy = scene.watch.watched(WindowLength(8), lambda: "")
     assert WindowLength.START == policy.num_draft_tokens
 
 

@@ -175,8 +175,8 @@ MUTANTS = (
     Mutant(
         "laws of a step handed to the wrong sessions",
         _ENGINE,
-        "own, laws = laws[: span.num_logits], laws[span.num_logits :]",
-        "own, laws = laws[-span.num_logits :], laws[: -span.num_logits]",
+        "Extended(laws[first:last], queue_s",
+        "Extended(laws[::-1][first:last][::-1], queue_s",
         ("tests/draft_service/test_model_drafter.py::test_sessions_share_steps",),
     ),
     Mutant(

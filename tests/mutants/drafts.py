@@ -72,15 +72,15 @@ MUTANTS = (
     Mutant(
         "weights that do not sum to a power of two",
         _LAW,
-        "    weights[0] += total - weights.sum()\n",
+        "    weights[0] += total - np.add.reduce(weights)\n",
         "",
         ("tests/engine/test_law.py",),
     ),
     Mutant(
         "a dropped weight's id stays",
         _LAW,
-        "kept = np.sort(order[weights > 0])",
-        "kept = np.sort(order)",
+        "        weights = weights[weights > 0]\n",
+        "        pass\n",
         ("tests/engine/test_law.py",),
     ),
     Mutant(

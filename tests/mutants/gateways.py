@@ -13,19 +13,6 @@ _COMMITTED = ("tests/gateway/test_commit.py",)
 _REQUESTS = ("tests/gateway/test_request.py",)
 _ROUNDS = ("tests/gateway/test_round.py",)
 
-_LENGTH = """\
-            if self.num_tokens == self._ending.max_tokens:
-                return num_taken, text + self._flush(), FinishReason.LENGTH
-"""
-_STOP = """\
-            if token_id in self._ending.stop_token_ids:
-                return num_taken, text + self._flush(), FinishReason.STOP
-            piece, is_stopped = self._stops.feed(self._decoder.feed((token_id,)))
-            text += piece
-            if is_stopped:
-                return num_taken, text, FinishReason.STOP
-"""
-
 MUTANTS = (
     Mutant(
         "accepted tokens past the end of sequence",
@@ -37,16 +24,22 @@ MUTANTS = (
     Mutant(
         "a stop token seen only at the end of a round",
         _COMMIT,
-        "if token_id in self._ending.stop_token_ids:",
-        "if token_id == token_ids[-1] and token_id in self._ending.stop_token_ids:",
+        "if token_id in stops:",
+        "if token_id == token_ids[-1] and token_id in stops:",
         _COMMITTED,
     ),
-    Mutant("length judged before stop", _COMMIT, _STOP + _LENGTH, _LENGTH + _STOP, _COMMITTED),
+    Mutant(
+        "length judged before stop",
+        _COMMIT,
+        "enumerate(token_ids[:room], start=1)",
+        "enumerate(token_ids[: room - 1], start=1)",
+        _COMMITTED,
+    ),
     Mutant(
         "max_tokens seen only at the end of a round",
         _COMMIT,
-        "if self.num_tokens == self._ending.max_tokens:",
-        "if num_taken == len(token_ids) and self.num_tokens >= self._ending.max_tokens:",
+        "            return room, FinishReason.LENGTH\n",
+        "            return len(token_ids), FinishReason.LENGTH\n",
         _COMMITTED,
     ),
     Mutant(

@@ -49,16 +49,16 @@ MUTANTS = (
     Mutant(
         "min-p before the temperature",
         _SAMPLING,
-        "np.flatnonzero(weights >= params.min_p)",
-        "np.flatnonzero(_weights(values, peak, 1.0) >= params.min_p)",
+        "(weights >= params.min_p).nonzero()",
+        "(_weights(values, peak, 1.0) >= params.min_p).nonzero()",
         _LAWS,
     ),
     Mutant("no temperature", _SAMPLING, "    weights /= temperature\n", "", _LAWS),
     Mutant(
         "the law not normalised after min-p",
         _SAMPLING,
-        "    weights /= weights.sum()\n",
-        "    weights /= _weights(values, peak, params.temperature).sum()\n",
+        "    weights /= np.add.reduce(weights)\n",
+        "    weights /= np.add.reduce(_weights(values, peak, params.temperature))\n",
         _LAWS,
     ),
     Mutant(
@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "greedy ties to the highest id",
         _SAMPLING,
-        "peaks = rows.argmax(axis=1)",
-        "peaks = rows.shape[1] - 1 - rows[:, ::-1].argmax(axis=1)",
+        "peaks = rows.argmax(axis=1).tolist()",
+        "peaks = (rows.shape[1] - 1 - rows[:, ::-1].argmax(axis=1)).tolist()",
         ("tests/law/test_public_cases.py::test_ties_go_to_the_lowest_id",),
     ),
     Mutant(

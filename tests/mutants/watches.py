@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "the cap put on pinned lengths",
         _WATCH,
-        "self, source) if isinstance(policy, WindowLength) else policy",
-        "self, source)",
+        "is_capped = self._is_capped and source",
+        "is_capped = source",
         _WATCH_TESTS,
     ),
     Mutant(

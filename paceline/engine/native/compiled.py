@@ -7,6 +7,7 @@ no model.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+from paceline.engine.native.loop_cache import LoopCache
 
 # What may change in float arithmetic: a product with its sum rounded together, and the order of a
 # sum, which is decided when the loop is compiled. So no bit of a row depends on the rows beside it.
@@ -32,10 +35,11 @@ def compiled(*, parallel: bool = False, keeps_order: bool = False) -> Any:
     }
 
     def decorate(loop: Any) -> Any:
-        try:
-            return numba.njit(cache=True, **options)(loop)
-        except RuntimeError:  # There is no place to write: every process compiles for itself.
-            return numba.njit(**options)(loop)
+        dispatcher = numba.njit(**options)(loop)
+        # Without a place to write every process compiles for itself.
+        with contextlib.suppress(RuntimeError):
+            dispatcher._cache = LoopCache(loop)
+        return dispatcher
 
     return decorate
 

@@ -21,14 +21,11 @@ def _sum(numbers_at: Any, count: Any) -> Any:
 
 def test_nowhere_to_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system that cannot be written a loop is compiled all the same."""
-    njit = numba.njit
 
-    def refuse(*loops: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(*loops, **options)
+    def refuse(self: object, loop: Any) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(numba, "njit", refuse)
+    monkeypatch.setattr("numba.core.caching.FunctionCache.__init__", refuse)
     numbers = torch.arange(5.0)
     assert 10.0 == compiled()(_sum)(numbers.data_ptr(), 5)
 
