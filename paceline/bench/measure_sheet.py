@@ -87,6 +87,7 @@ def _source_sheet(run: Trial, plain: Trial) -> SourceSheet:
         round_trip_s=max(0.0, run.overhead_s - plain.overhead_s),
         survival=run.survival,
         coverage=run.coverage,
+        first_wait_s=run.first_wait_s,
     )
 
 
