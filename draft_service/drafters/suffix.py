@@ -2,7 +2,8 @@
 
 An index keeps the places of a text sorted by what precedes them, read backwards; so the places that
 share the longest context with the text's end stand next to where it would be sorted in, and one
-binary search finds them. Among those places the continuation is a vote. It costs 8 bytes a token.
+binary search finds them. Among those places the continuation is a vote. It costs 8 bytes a
+token, and at most an eighth more to grow.
 A tenant's finished outputs are found by that tenant's sessions alone; the oldest are forgotten.
 It knows no model and no stream.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
@@ -86,14 +87,14 @@ class SuffixIndex:
         voted: list[int] = []
         while len(voted) < num_tokens:
             step = len(voted)
-            # Where the text goes on, by who is still of one mind; token i is at -1 - i.
+            # What stands there, by who is still of one mind; token i is at -1 - i.
             places = [place for place in places if place + step <= last]
-            votes = Counter(ids[-1 - place - step] for place in places)
-            votes.pop(_END, None)
+            votes = [one for place in places if (one := ids[-1 - place - step]) != _END]
             if not votes:
                 break
-            token_id, count = votes.most_common(1)[0]  # of equals the first: the latest place's
-            if count < _MIN_SHARE * num_voters:
+            # Of equals the first: the latest place's.
+            token_id = max(dict.fromkeys(votes), key=votes.count)
+            if votes.count(token_id) < _MIN_SHARE * num_voters:
                 break
             voted.append(token_id)
             places = [place for place in places if ids[-1 - place - step] == token_id]
