@@ -57,8 +57,7 @@ async def run_generation(
     span = observers.start_span(generation, target.model.name, call.traceparent)
     call = replace(call, traceparent=span.traceparent)
     place = _take_place(generation, tiers, config, observers.turns)
-    if not place.drafts:
-        generation = replace(generation, num_draft_tokens=0)
+    generation = generation if place.drafts else replace(generation, num_draft_tokens=0)
     sessions = _open_sessions(generation, target, tiers, config, call)
     record = Record(generation, sessions, observers, span, place, call.arrived_s)
     watch = observers.watch

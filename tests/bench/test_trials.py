@@ -117,6 +117,17 @@ def test_the_sheet_of_two_runs() -> None:
     assert 20 / 7.5 == pytest.approx(measured.speedup(DRAFTED))
 
 
+def test_shorter_proposals_of_any_source_tell_of_the_target() -> None:
+    """The longest ones are those of the source with the most rounds; what never drafted is out."""
+    once = replace(DRAFTED.generations[1], finished=gateway_pb2.Finished())
+    rare = replace(DRAFTED, source="rare", generations=DRAFTED.generations[1:])
+    short = replace(rare, num_draft_tokens=1)
+    mute = replace(rare, num_draft_tokens=0, generations=(once,))
+    sheet = make_sheet(PLAIN, [DRAFTED, rare, short, mute], queued=0)
+    assert make_sheet(PLAIN, [DRAFTED], 0).verify_s.items() < sheet.verify_s.items()
+    assert 0.3 - 0.010 - 0.005 == pytest.approx(sheet.verify_s[1])
+
+
 def test_a_source_that_never_spoke_is_not_on_the_sheet() -> None:
     """There is nothing to predict it from."""
     silent = Trial("grammar", 2, (_generation(1, plain_round_count=3),))
