@@ -22,6 +22,7 @@ from gateway.request import Generation
 from gateway.round import run_rounds
 from gateway.round_times import RoundTimes
 from gateway.tiers import Target, Tiers
+from gateway.turns import Place, Turns
 from gateway.verifier_session import VerifierBounds, VerifierSession
 from paceline.errors import PacelineError
 from paceline.v1 import gateway_pb2
@@ -55,8 +56,10 @@ async def run_generation(
     observers = call.observers
     span = observers.start_span(generation, target.model.name, call.traceparent)
     call = replace(call, traceparent=span.traceparent)
+    place = _take_place(generation, tiers, config, observers.turns)
+    generation = generation if place.drafts else replace(generation, num_draft_tokens=0)
     sessions = _open_sessions(generation, target, tiers, config, call)
-    record = Record(generation, sessions, observers, span, call.arrived_s)
+    record = Record(generation, sessions, observers, span, place, call.arrived_s)
     watch = observers.watch
     policy = watch.watched(
         choose_policy(generation, config, lambda: watch.times(sessions.drafter.source)),
@@ -121,8 +124,7 @@ def _open_sessions(
         config.verify_stall_s, config.reopen_patience_s, call.deadline_s, call.traceparent
     )
     # Plain decoding on purpose needs no session on the draft tier.
-    is_plain = generation.num_draft_tokens == 0 or generation.draft_length == "fixed:0"
-    source = NO_DRAFT if is_plain else generation.draft_source
+    source = NO_DRAFT if _is_plain(generation) else generation.draft_source
     choice = DraftChoice(
         source, target.model, config.draft_stall_s, call.deadline_s, call.traceparent
     )
@@ -130,3 +132,17 @@ def _open_sessions(
         VerifierSession(tiers.targets, generation.spec, target, bounds, call.home),
         DrafterSession(tiers.sources, generation.spec, choice),
     )
+
+
+def _is_plain(generation: Generation) -> bool:
+    return generation.num_draft_tokens == 0 or generation.draft_length == "fixed:0"
+
+
+def _take_place(generation: Generation, tiers: Tiers, config: GatewayConfig, turns: Turns) -> Place:
+    """Whether a generation drafts; one that names its source or pins its length is not turned."""
+    if not tiers.sources.targets or generation.draft_source == NO_DRAFT or _is_plain(generation):
+        return turns.begin_pinned(drafts=False)
+    is_adapted = not (generation.draft_length or config.draft_length).startswith("fixed")
+    if generation.draft_source or generation.num_draft_tokens is not None or not is_adapted:
+        return turns.begin_pinned(drafts=True)
+    return turns.begin()

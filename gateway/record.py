@@ -19,6 +19,7 @@ from gateway.metrics import Ended, GatewayMetrics, RoundLabels
 from gateway.request import Generation
 from gateway.round import Pair
 from gateway.stats import SpeculationStats
+from gateway.turns import Place, Turns
 from gateway.verifier_session import VerifierSession
 from gateway.watch import Watch
 from paceline import wire
@@ -35,6 +36,7 @@ class Observers:
 
     metrics: GatewayMetrics
     watch: Watch
+    turns: Turns
     tracer: Tracer
 
     def start_span(self, generation: Generation, model: str, traceparent: str) -> Span:
@@ -72,6 +74,7 @@ class Record:
         sessions: Sessions,
         observers: Observers,
         span: Span,
+        place: Place,
         arrived_s: float,
     ) -> None:
         self.outcome = "CANCELLED"
@@ -80,6 +83,7 @@ class Record:
         self._metrics = observers.metrics
         self._watch = observers.watch
         self._span = span
+        self._place = place
         self._generation = generation
         self._sessions = sessions
         self._arrived_s = arrived_s
@@ -91,6 +95,7 @@ class Record:
         self._stats.observe(proposal, verdict, num_asked, round_s)
         self._metrics.observe_round(self._labels, proposal, verdict, num_asked, round_s)
         num_drafted, num_accepted = len(proposal.token_ids), verdict.num_accepted
+        self._place.observe(num_accepted + 1, round_s)
         self._span.round(
             proposal.round,
             round_s,
@@ -121,7 +126,8 @@ class Record:
         return message
 
     def close(self) -> None:
-        """Counts the outcome, ends the span and writes the one line of this generation."""
+        """Counts the outcome, leaves its place, ends the span and writes this generation's line."""
+        self._place.leave()
         stats, verifier, drafter = self._stats, self._sessions.verifier, self._sessions.drafter
         for replica in (verifier.replica, drafter.replica):
             if replica is not None:

@@ -25,6 +25,7 @@ from gateway.samples import run_samples
 from gateway.tenants import Tenants
 from gateway.tiers import Tiers, draft_tier, verify_tier
 from gateway.tokenizers import Tokenizers
+from gateway.turns import Turns
 from gateway.watch import Watch
 from paceline.records import VerificationRule
 from paceline.serving.credentials import client_credentials
@@ -55,6 +56,7 @@ class GatewayService:
         self.registry = new_registry()
         self._metrics = GatewayMetrics(self.registry, config.price_per_hour)
         self._watch = Watch(self._metrics, config.low_acceptance)
+        self._turns = Turns()
         self._tracer: Tracer = Untraced()
         self._metrics.watch(self._tiers, lambda: self._admission.num_running)
         self._replayer = Replayer(self._tiers.targets, config, self._admission, self._metrics)
@@ -112,7 +114,7 @@ class GatewayService:
                 self._tiers.sources, generation.draft_source, target.model, generation.spec.rule
             )
             generation = assign(generation, self._config.arms)
-            observers = Observers(self._metrics, self._watch, self._tracer)
+            observers = Observers(self._metrics, self._watch, self._turns, self._tracer)
             traceparent = traceparent_of(context.invocation_metadata())
             call = Call(arrived_s, _deadline_s(context), observers, traceparent)
             samples = generation.samples(num_samples)

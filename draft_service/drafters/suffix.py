@@ -2,7 +2,8 @@
 
 An index keeps the places of a text sorted by what precedes them, read backwards; so the places that
 share the longest context with the text's end stand next to where it would be sorted in, and one
-binary search finds them. Among those places the continuation is a vote. It costs 8 bytes a token.
+binary search finds them. Among those places the continuation is a vote. It costs 8 bytes a
+token, and at most an eighth more to grow.
 A tenant's finished outputs are found by that tenant's sessions alone; the oldest are forgotten.
 It knows no model and no stream.
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from paceline.records import SessionSpec
 
@@ -33,30 +35,36 @@ _TOKEN_BYTES = 4
 
 
 class SuffixIndex:
-    """Tokens, and their places sorted by the tokens before them."""
+    """Tokens, and their places sorted by the tokens before them.
+
+    The tokens are held backwards, so that a context is a piece of them as it stands.
+    """
 
     def __init__(self, token_ids: Sequence[int] = ()) -> None:
-        self._ids = array("I", token_ids)
+        self._num_tokens = 0
+        self._buffer = bytearray()
+        self._ids = memoryview(self._buffer).cast("I")
+        """Token i is at -1 - i; there may be room in front."""
+        self._append(array("I", token_ids))
         # A place is the index of a token that follows something: the last one has no follower.
-        self._places = array("I", sorted(range(1, len(self._ids)), key=self._context))
+        self._places = array("I", sorted(range(1, len(self)), key=self._context))
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._num_tokens
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Adds tokens."""
-        for token_id in token_ids:
-            self._ids.append(token_id)
-            place = len(self._ids) - 1
-            if place:
-                at = bisect_right(self._places, self._context(place), key=self._context)
-                self._places.insert(at, place)
+        first = len(self)
+        self._append(array("I", token_ids))
+        for place in range(max(1, first), len(self)):
+            at = bisect_right(self._places, self._context(place), key=self._context)
+            self._places.insert(at, place)
 
-    def end(self) -> bytes:
+    def end(self) -> bytearray:
         """The end of the text, as `find` takes it."""
-        return self._context(len(self._ids))
+        return self._context(len(self))
 
-    def find(self, end: bytes) -> tuple[int, list[int]]:
+    def find(self, end: bytearray) -> tuple[int, list[int]]:
         """Finds the longest match of a text's end.
 
         Returns:
@@ -70,37 +78,49 @@ class SuffixIndex:
             return 0, []
         wanted = end[: length * _TOKEN_BYTES]
         before, after = range(at - 1, at - 1 - _MAX_PLACES, -1), range(at, at + _MAX_PLACES)
-        places = [*self._matching(before, wanted), *self._matching(after, wanted)]
-        return length, places[:_MAX_PLACES]
+        matching = chain(self._matching(before, wanted), self._matching(after, wanted))
+        return length, list(islice(matching, _MAX_PLACES))
 
     def vote(self, places: Sequence[int], num_tokens: int) -> tuple[int, ...]:
         """The likeliest continuation by what stands at `places`, as far as enough of them agree."""
-        ids, num_voters = self._ids, len(places)
+        ids, last, num_voters = self._ids, len(self) - 1, len(places)
         voted: list[int] = []
         while len(voted) < num_tokens:
             step = len(voted)
-            votes = Counter(ids[p + step] for p in places if p + step < len(ids))
-            votes.pop(_END, None)
+            # What stands there, by who is still of one mind; token i is at -1 - i.
+            places = [place for place in places if place + step <= last]
+            votes = [one for place in places if (one := ids[-1 - place - step]) != _END]
             if not votes:
                 break
-            token_id, count = votes.most_common(1)[0]  # of equals the first: the latest place's
-            if count < _MIN_SHARE * num_voters:
+            # Of equals the first: the latest place's.
+            token_id = max(dict.fromkeys(votes), key=votes.count)
+            if votes.count(token_id) < _MIN_SHARE * num_voters:
                 break
             voted.append(token_id)
-            places = [p for p in places if p + step < len(ids) and ids[p + step] == token_id]
+            places = [place for place in places if ids[-1 - place - step] == token_id]
         return tuple(voted)
 
-    def _context(self, place: int) -> bytes:
-        """The tokens before a place, the nearest first.
+    def _context(self, place: int) -> bytearray:
+        """The tokens before a place, the nearest first; fewer where the text begins.
 
         Byte order is not the order of ids, but any order groups what begins alike.
         """
-        first = place - _MAX_MATCH
-        if first > 0:
-            return self._ids[place - 1 : first - 1 : -1].tobytes()
-        return self._ids[:place][::-1].tobytes()
+        first = len(self._buffer) - place * _TOKEN_BYTES
+        return self._buffer[first : first + _MAX_MATCH * _TOKEN_BYTES]
 
-    def _matching(self, ranks: range, wanted: bytes) -> Iterator[int]:
+    def _append(self, token_ids: array[int]) -> None:
+        """Puts tokens before those that are there; an eighth of them is room for more."""
+        num_tokens = len(self) + len(token_ids)
+        if num_tokens > len(self._ids):
+            room = bytes((num_tokens - len(self) + num_tokens // 8) * _TOKEN_BYTES)
+            held = self._buffer[len(self._buffer) - len(self) * _TOKEN_BYTES :]
+            self._buffer = bytearray(room + held)
+            self._ids = memoryview(self._buffer).cast("I")
+        end = len(self._ids) - len(self)
+        self._ids[end - len(token_ids) : end] = memoryview(token_ids[::-1])
+        self._num_tokens = num_tokens
+
+    def _matching(self, ranks: range, wanted: bytearray) -> Iterator[int]:
         """The places at those ranks, up to the first one whose context begins otherwise."""
         for rank in ranks:
             if not 0 <= rank < len(self._places):
@@ -111,14 +131,12 @@ class SuffixIndex:
             yield place
 
 
-def _shared_length(ours: bytes, theirs: bytes) -> int:
+def _shared_length(ours: bytearray, theirs: bytearray) -> int:
     """Length in tokens of what two contexts share at their beginnings."""
-    length = 0
-    for start in range(0, min(len(ours), len(theirs)), _TOKEN_BYTES):
-        if ours[start : start + _TOKEN_BYTES] != theirs[start : start + _TOKEN_BYTES]:
-            break
-        length += 1
-    return length
+    size = min(len(ours), len(theirs))
+    # What differs, as one number: its zeros in front are what is shared.
+    difference = int.from_bytes(ours[:size], "big") ^ int.from_bytes(theirs[:size], "big")
+    return (8 * size - difference.bit_length()) // (8 * _TOKEN_BYTES)
 
 
 class Past:

@@ -63,7 +63,11 @@ def make_sheet(plain: Trial, runs: Sequence[Trial], queued: int) -> Sheet:
     full = [run for run in runs if run.num_draft_tokens == longest]
     busiest = max(full, key=lambda run: run.num_rounds).source if full else ""
     verify = {0: max(_LEAST_S, plain.round_s(has_proposal=False) - plain.overhead_s)}
-    verify |= {run.num_draft_tokens: _target_s(run) for run in runs if run.source == busiest}
+    verify |= {
+        run.num_draft_tokens: _target_s(run)
+        for run in runs
+        if run.source == busiest or (run.num_draft_tokens < longest and run.num_rounds)
+    }
     return Sheet(
         verify_s=verify,
         round_trip_s=plain.overhead_s,
@@ -87,6 +91,7 @@ def _source_sheet(run: Trial, plain: Trial) -> SourceSheet:
         round_trip_s=max(0.0, run.overhead_s - plain.overhead_s),
         survival=run.survival,
         coverage=run.coverage,
+        first_wait_s=run.first_wait_s,
     )
 
 

@@ -31,6 +31,8 @@ class SourceSheet:
     """Entry i: probability that more than i draft tokens of a longer proposal are accepted."""
     coverage: float = 1.0
     """Share of the rounds in which it has something to propose."""
+    first_wait_s: float = 0.0
+    """Until it has run the prompt, once a generation, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +115,22 @@ def predict(
         num_draft_tokens=k,
         tokens_per_round=tokens,
         round_s=duration_s,
-        speedup=_speedup(sheet, source.coverage, tokens, duration_s),
-        overlapped_speedup=_speedup(sheet, source.coverage, tokens, overlapped_s),
+        speedup=_speedup(sheet, source, tokens, duration_s),
+        overlapped_speedup=_speedup(sheet, source, tokens, overlapped_s),
         break_even=break_even(k, duration_s / plain_s(sheet)),
         drafts_per_target=drafting_s / target_s,
         cost_per_million=busy_s / 3600 / tokens * 1e6,
     )
 
 
-def _speedup(sheet: Sheet, coverage: float, tokens: float, duration_s: float) -> float:
-    """Rounds in which the source is silent are plain ones."""
-    plain = plain_s(sheet)
+def _speedup(sheet: Sheet, source: SourceSheet, tokens: float, duration_s: float) -> float:
+    """Rounds in which the source is silent are plain ones; its prompt is spread over the output."""
+    plain, coverage = plain_s(sheet), source.coverage
     committed = coverage * tokens + 1.0 - coverage
-    return plain * committed / (coverage * duration_s + (1.0 - coverage) * plain)
+    token_s = (coverage * duration_s + (1.0 - coverage) * plain) / committed
+    if sheet.output_tokens > 1:  # the first token comes before any proposal
+        token_s += source.first_wait_s / (sheet.output_tokens - 1)
+    return plain / token_s
 
 
 def break_even(num_draft_tokens: int, round_ratio: float) -> float:

@@ -27,6 +27,8 @@ class Round:
 
     has_proposal: bool
     duration_s: float
+    is_first: bool = False
+    """Whether its proposal is the generation's first, which waits for the draft's prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +92,19 @@ class Trial:
 
     @property
     def draft_s_per_token(self) -> float:
-        """Time of the draft tier per draft token, in seconds; 0 without any."""
+        """Time of the draft tier per draft token, prompts left out, in seconds; 0 without any."""
         total_s = sum(seconds(generation.stats.draft_duration) for generation in self.generations)
-        return total_s / self.num_drafted if self.num_drafted else 0.0
+        total_s -= self.first_wait_s * sum(one.is_first for one in self.rounds)
+        return max(0.0, total_s) / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def first_wait_s(self) -> float:
+        """What the first round with a proposal takes beyond later ones, in seconds; at least 0."""
+        first = [one.duration_s for one in self.rounds if one.is_first]
+        later = [one.duration_s for one in self.rounds if one.has_proposal and not one.is_first]
+        if not first or not later:
+            return 0.0
+        return max(0.0, statistics.mean(first) - statistics.median(later))
 
     @property
     def overhead_s(self) -> float:
@@ -165,7 +177,9 @@ async def _timed(
     async def note(tokens: gateway_pb2.Tokens) -> None:
         nonlocal last_s
         now_s = time.perf_counter()
-        rounds.append(Round(tokens.origins[-1] in _WITH_PROPOSAL, now_s - last_s))
+        has_proposal = tokens.origins[-1] in _WITH_PROPOSAL
+        is_first = has_proposal and not any(one.has_proposal for one in rounds)
+        rounds.append(Round(has_proposal, now_s - last_s, is_first))
         last_s = now_s
 
     return await generate(gateway, request, note), rounds

@@ -40,7 +40,7 @@ class CollectOptions:
     seed: int = 0
     batch_size: int = 32
     """Sequences of a wave."""
-    max_prompt_tokens: int = 352
+    max_prompt_tokens: int = 640
     """Longer prompts lose their beginning."""
     max_new_tokens: int = 160
 

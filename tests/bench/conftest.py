@@ -29,16 +29,19 @@ class CountingGateway:
     async def generate(
         self, request: gateway_pb2.GenerateRequest, context: object
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        """Three rounds, one of them plain."""
+        """Three rounds, the first of them plain; all of them where no draft is asked for."""
         self.requests.append(request)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         await self.together.wait()
         yield gateway_pb2.GenerateResponse(started=gateway_pb2.Started())
+        drafted = request.speculation.draft_source not in ("", "none")
         for token_id in range(3):
-            tokens = gateway_pb2.Tokens(
-                token_ids=[token_id], origins=[gateway_pb2.TOKEN_ORIGIN_PLAIN], text="x"
+            is_plain = token_id == 0 or not drafted
+            origin = (
+                gateway_pb2.TOKEN_ORIGIN_PLAIN if is_plain else gateway_pb2.TOKEN_ORIGIN_RECOVERED
             )
+            tokens = gateway_pb2.Tokens(token_ids=[token_id], origins=[origin], text="x")
             yield gateway_pb2.GenerateResponse(tokens=tokens)
         stats = gateway_pb2.GenerationStats(round_count=2, plain_round_count=1, tokens_per_second=9)
         self.num_running -= 1

@@ -59,6 +59,14 @@ def test_a_source_that_is_mostly_silent() -> None:
     assert (0.5 * 2.3 + 0.5) * 0.1 / (0.5 * 0.142 + 0.5 * 0.1) == pytest.approx(one.speedup)
 
 
+def test_the_drafts_prompt_is_spread_over_the_output() -> None:
+    """98 ms once for the 49 tokens behind the first; not counted where no output is known."""
+    waiting = replace(DRAFT, first_wait_s=0.098)
+    assert 0.1 / (0.142 / 2.3 + 0.002) == pytest.approx(predict(SHEET, waiting, 2).speedup)
+    unknown = replace(SHEET, output_tokens=0.0)
+    assert predict(SHEET, DRAFT, 2).speedup == predict(unknown, waiting, 2).speedup
+
+
 @pytest.mark.parametrize(
     ("k", "ratio", "expected"),
     [(1, 1.5, 0.5), (4, 2.7731, 0.7), (2, 3.0, 1.0), (1, 1.0, 0.0), (1, 0.5, 0.0)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,20 @@ def test_sums_over_sums() -> None:
     assert 1 == DRAFTED.num_same(PLAIN)
 
 
+def test_the_first_proposal_waits_for_the_drafts_prompt() -> None:
+    """What it takes beyond the median of later ones is no time of a draft token."""
+    rounds = (Round(True, 0.34, is_first=True), Round(True, 0.30), Round(True, 0.31, is_first=True))
+    waiting = replace(DRAFTED, rounds=(*rounds, Round(True, 0.28), Round(True, 0.8)))
+    assert 0.025 == pytest.approx(waiting.first_wait_s)
+    assert (0.07 - 2 * 0.025) / 5 == pytest.approx(waiting.draft_s_per_token)
+    assert waiting.first_wait_s == make_sheet(PLAIN, [waiting], 0).sources[0].first_wait_s
+    assert 0.0 == DRAFTED.first_wait_s
+    faster = replace(DRAFTED, rounds=(Round(True, 0.1, is_first=True), Round(True, 0.3)))
+    assert 0.0 == faster.first_wait_s
+    slower = replace(DRAFTED, rounds=(Round(True, 9.0, is_first=True), Round(True, 0.3)))
+    assert 0.0 == slower.draft_s_per_token
+
+
 def test_nothing_drafted() -> None:
     """B81: no rate without draft tokens, and one token a round."""
     assert (0.0, 1.0, (), 0.0, 0.0) == (
@@ -100,6 +115,17 @@ def test_the_sheet_of_two_runs() -> None:
     assert 0.003 == pytest.approx(source.round_trip_s)
     measured = Measured(sheet, PLAIN, (DRAFTED,))
     assert 20 / 7.5 == pytest.approx(measured.speedup(DRAFTED))
+
+
+def test_shorter_proposals_of_any_source_tell_of_the_target() -> None:
+    """The longest ones are those of the source with the most rounds; what never drafted is out."""
+    once = replace(DRAFTED.generations[1], finished=gateway_pb2.Finished())
+    rare = replace(DRAFTED, source="rare", generations=DRAFTED.generations[1:])
+    short = replace(rare, num_draft_tokens=1)
+    mute = replace(rare, num_draft_tokens=0, generations=(once,))
+    sheet = make_sheet(PLAIN, [DRAFTED, rare, short, mute], queued=0)
+    assert make_sheet(PLAIN, [DRAFTED], 0).verify_s.items() < sheet.verify_s.items()
+    assert 0.3 - 0.010 - 0.005 == pytest.approx(sheet.verify_s[1])
 
 
 def test_a_source_that_never_spoke_is_not_on_the_sheet() -> None:
@@ -138,7 +164,8 @@ async def test_each_run_is_a_tenant(counting: Any) -> None:
         len(run.generations),
         len(done),
     )
-    assert 4 == len(run.rounds)
-    assert not any(one.has_proposal for one in run.rounds)
+    assert [(True, True), (True, False)] * 2 == [(r.has_proposal, r.is_first) for r in run.rounds]
+    assert 4 == len(plain.rounds)
+    assert not any(one.has_proposal or one.is_first for one in plain.rounds)
     speculation = gateway.requests[1].speculation
     assert ("none", 0) == (speculation.draft_source, speculation.draft_token_count)

@@ -70,11 +70,15 @@ def test_continuation(token_ids: list[int], expected: tuple[int, ...]) -> None:
     assert expected == lookup.continuation(4)
 
 
-def test_memory_of_a_token() -> None:
-    """Eight bytes: its id and its place."""
-    index = SuffixIndex(range(1000))
-    assert 8 == index._ids.itemsize + index._places.itemsize
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_memory_of_a_token(at_once: int) -> None:
+    """Eight bytes, its id and its place, and at most an eighth of them to grow."""
+    index = SuffixIndex()
+    for first in range(0, 1000, at_once):
+        index.extend(range(first, first + at_once))
     assert (1000, 999) == (len(index), len(index._places))
+    assert 8 == index._ids.itemsize + index._places.itemsize
+    assert 4 * 1000 <= len(index._buffer) <= 4 * 1000 * 9 / 8
 
 
 def test_the_past_is_bounded() -> None:

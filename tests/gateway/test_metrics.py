@@ -101,8 +101,30 @@ async def test_counts_are_those_of_the_statistics(servers: Servers, start: Start
     assert round(stats.wire_bytes_per_token * 21) == sum(wire_bytes.values())
 
 
+async def test_the_rate_of_the_counters_is_a_ratio_of_sums(servers: Servers, start: Start) -> None:
+    """B82: short and long generations and one without a draft, pooled as a query pools them."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT, mode="mixed")
+    service, client = await start(
+        *("--verify", verify.address, "--draft", draft.address, "--draft-length", "fixed:3")
+    )
+    none = gateway_pb2.SpeculationParams(draft_source="none")
+    answers = [await client.Complete(request(max_tokens=n)) for n in (4, 21)]
+    answers.append(await client.Complete(request(max_tokens=9, speculation=none)))
+    stats = [answer.finished.stats for answer in answers]
+    drafted, accepted = (
+        sum(values(service, f"paceline_{name}_tokens_total").values())
+        for name in ("drafted", "accepted")
+    )
+    assert (drafted, accepted) == (
+        sum(one.drafted_token_count for one in stats),
+        sum(one.accepted_token_count for one in stats),
+    )
+    rates = [one.accepted_token_count / max(1, one.drafted_token_count) for one in stats]
+    assert accepted / drafted != sum(rates) / len(rates)
+
+
 async def test_times_are_measured_once_each(servers: Servers, start: Start) -> None:
-    """One first token and one end per generation, every stage of every round but the first."""
+    """B88: one first token and one end per generation, each stage of all rounds but the first."""
     verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
     service, client = await start(
         *("--verify", verify.address, "--draft", draft.address, "--draft-length", "fixed:4")

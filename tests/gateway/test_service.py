@@ -409,6 +409,36 @@ async def test_plain_on_purpose_opens_no_draft(servers: Servers, gateways: Gatew
     assert [] == draft.opens
 
 
+@pytest.mark.parametrize(
+    ("fields", "num_drafting"),
+    [({}, 1), ({"speculation": gateway_pb2.SpeculationParams(draft_source="scripted")}, 3)],
+)
+async def test_a_turn_without_drafts(
+    servers: Servers,
+    gateways: Gateways,
+    eventually: Eventually,
+    fields: dict[str, Any],
+    num_drafting: int,
+) -> None:
+    """What begins beside others is plain on both tiers, unless it names its source."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
+    service, client = await gateways.start([verify.address], [draft.address], draft_length="cost")
+    service._turns.drafts = False
+    everybody = asyncio.Event()
+
+    async def wait(number: int) -> None:
+        await everybody.wait()
+
+    verify.fault = wait
+    runs = [asyncio.create_task(client.events(request(max_tokens=9, **fields))) for _ in range(3)]
+    await eventually(lambda: 3 == service._turns.num_running)
+    everybody.set()
+    for events in await asyncio.gather(*runs):
+        assert SCRIPT[:9] == token_ids_of(events)
+    assert num_drafting == len(draft.opens)
+    assert 0 == service._turns.num_running
+
+
 async def test_cancelling_frees_both_tiers(
     servers: Servers, gateways: Gateways, eventually: Eventually
 ) -> None:

@@ -8,6 +8,8 @@ _COST = "gateway/cost_length.py"
 _TIMES = "gateway/round_times.py"
 _COST_TESTS = ("tests/gateway/test_cost_length.py",)
 _TIMES_TESTS = ("tests/gateway/test_round_times.py",)
+_TURNS = "gateway/turns.py"
+_TURNS_TESTS = ("tests/gateway/test_turns.py",)
 
 MUTANTS = (
     Mutant(
@@ -72,5 +74,26 @@ MUTANTS = (
         "if proposal.round > 1:",
         "if proposal.round:",
         ("tests/gateway/test_round.py",),
+    ),
+    Mutant(
+        "a plain round among rounds that draft taken for plain decoding",
+        _TURNS,
+        "if running < 2 or self._num_running[drafts] < ALIKE * running:",
+        "if running < 2:",
+        _TURNS_TESTS,
+    ),
+    Mutant(
+        "prompts that are run twice not counted",
+        _TURNS,
+        "return self._first_s / self.num_first + num_later",
+        "return num_later",
+        _TURNS_TESTS,
+    ),
+    Mutant(
+        "a turn of long outputs compared as it is",
+        _TURNS,
+        "plain.generation_s(num_tokens)\n",
+        "plain.generation_s(plain.num_tokens / plain.num_first)\n",
+        _TURNS_TESTS,
     ),
 )
