@@ -19,6 +19,7 @@ from paceline.engine.lean.weights import (
     copied_bytes,
     second_copy_bytes,
     serves,
+    serves_on_cuda,
     take_decoder,
 )
 from paceline.engine.quantization import quantize_int8_per_row
@@ -217,3 +218,40 @@ def test_second_copies_are_counted_as_they_are_made(tiny_network: BuildNetwork) 
     singles = [one.single if isinstance(one, TwofoldLinear) else one for one in linears]
     assert planned == sum(one.weight.nbytes for one in singles if isinstance(one, TransposedLinear))
     assert len(singles) == sum(isinstance(one, TransposedLinear) for one in singles)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "expected"),
+    [
+        ("llama", torch.bfloat16, True),
+        ("qwen3", torch.float16, True),
+        ("llama", torch.float32, False),
+        ("mixtral", torch.bfloat16, False),
+    ],
+)
+def test_what_cuda_serves(
+    tiny_network: BuildNetwork, model_type: str, dtype: torch.dtype, expected: bool
+) -> None:
+    """The same family in 16 bits, which is what the paged kernel takes."""
+    network = tiny_network(model_type).to("meta", dtype)
+    assert expected == serves_on_cuda(network)
+    assert not serves_on_cuda(tiny_network(model_type).to(dtype)), "it is on the CPU"
+
+
+def test_cuda_serves_no_int8(tiny_network: BuildNetwork) -> None:
+    """Quantized layers run through transformers there."""
+    network = tiny_network("llama").bfloat16()
+    quantize_int8_per_row(network)
+    assert not serves_on_cuda(network.to("meta"))
+
+
+def test_query_heads_may_stay_in_order(tiny_network: BuildNetwork) -> None:
+    """By place in their group for the CPU, as they stood for CUDA; keys and values are the same."""
+    orders = [
+        take_decoder(tiny_network("llama").requires_grad_(False).bfloat16(), by_place=by_place)
+        for by_place in (True, False)
+    ]
+    x = torch.eye(64, dtype=torch.bfloat16)
+    by_place, as_stood = (decoder.layers[0].qkv(x).view(64, -1, 16) for decoder in orders)
+    assert torch.equal(by_place[:, [0, 2, 1, 3]], as_stood[:, :4])
+    assert torch.equal(by_place[:, 4:], as_stood[:, 4:])
