@@ -25,6 +25,7 @@ class SlotCache:
         like: torch.Tensor,
     ) -> None:
         """Allocates; type and device are those of `like`."""
+        self.num_layers = num_layers
         self.spare_block = num_blocks
         self.block_size = block_size
         self.num_slots = (num_blocks + 1) * block_size
