@@ -85,7 +85,7 @@ def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
     """
     paged = _paged_logits(runner, stock.sequences, stock.block_size)
     for ours, theirs in zip(paged, stock.logits, strict=True):
-        error = _relative_error(ours, theirs)
+        error = relative_error(ours, theirs)
         if not error <= stock.tolerance:
             raise FailedPrecondition(
                 f"{stock.name} does not compute the same through the paged cache: "
@@ -94,7 +94,7 @@ def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
             )
 
 
-def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The distance over what tokens are scored; infinite where they are not the same ones."""
     is_scored = theirs != float("-inf")
     if not torch.equal(is_scored, ours != float("-inf")):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.graphs import Record
+from paceline.engine.self_test import relative_error
 from paceline.engine.step import Span, Step
 
 _TOLERANCE = 0.05
@@ -45,8 +46,7 @@ def find_largest_error(runner: CudaRunner) -> float:
     for shape in runner.recorded_shapes:
         context, step = _steps(shape.num_rows, cache.spare_block, cache.block_size)
         runner.run_unrecorded(context)
-        unrecorded = runner.run_unrecorded(step)
-        error = float((runner.run(step) - unrecorded).norm() / unrecorded.norm())
+        error = relative_error(runner.run(step), runner.run_unrecorded(step))
         errors.append(error if math.isfinite(error) else math.inf)
     return max(errors)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from paceline.engine.paged_cache import slot_runs
@@ -61,47 +63,70 @@ class PackedRows:
     @classmethod
     def of(cls, numbers: torch.Tensor, shape: PackedShape) -> PackedRows:
         """Cuts int64 [shape.size] into its parts."""
-        count = shape.num_sequences
-        ids, positions, slots, wanted = numbers[: 4 * shape.num_rows].chunk(4)
-        small = numbers[4 * shape.num_rows :].view(torch.int32)
-        starts, lengths = small[: count + 1], small[count + 1 : 2 * count + 1]
-        tables = small[2 * count + 1 : (2 + shape.table_width) * count + 1]
-        return cls(ids, positions, slots, wanted, starts, lengths, tables.view(count, -1))
+        ids, positions, slots, wanted, starts, lengths, tables = _cut(
+            numbers, numbers.view(torch.int32), shape
+        )
+        tables = tables.view(shape.num_sequences, -1)
+        return cls(ids, positions, slots, wanted, starts, lengths, tables)
+
+
+Numbers = TypeVar("Numbers", torch.Tensor, npt.NDArray[Any])
+
+
+def _cut(numbers: Numbers, halves: Numbers, shape: PackedShape) -> tuple[Numbers, ...]:
+    """The parts as they follow one another; `halves` are the same numbers, 32 bits at a time."""
+    rows, sequences = shape.num_rows, shape.num_sequences
+    starts = 8 * rows
+    lengths = starts + sequences + 1
+    tables = lengths + sequences
+    return (
+        numbers[:rows],
+        numbers[rows : 2 * rows],
+        numbers[2 * rows : 3 * rows],
+        numbers[3 * rows : 4 * rows],
+        halves[starts:lengths],
+        halves[lengths:tables],
+        halves[tables : tables + sequences * shape.table_width],
+    )
 
 
 def pack(step: Step, numbers: torch.Tensor, shape: PackedShape, spare_block: int) -> None:
     """Writes a step that fits into int64 [shape.size] on the CPU."""
-    parts = PackedRows.of(numbers, shape)
-    num_rows, num_sequences = step.num_rows, len(step.spans)
-    first_spare = spare_block * step.block_size
-    slots = [
+    array = numbers.numpy()
+    ids, positions, slots, wanted, starts, lengths, tables = _cut(array, array.view("i4"), shape)
+    ends = list(accumulate(len(span.token_ids) for span in step.spans))
+    _fill(ids, [token_id for span in step.spans for token_id in span.token_ids], 0)
+    _fill(positions, [p for span in step.spans for p in range(span.start, span.end)], 0)
+    _fill(slots, _find_slots(step), spare_block * step.block_size)
+    _fill(
+        wanted,
+        [
+            row
+            for span, end in zip(step.spans, ends, strict=True)
+            for row in range(end - span.num_logits, end)
+        ],
+        0,
+    )
+    _fill(lengths, [span.end for span in step.spans], 1)
+    surplus = np.arange(1, shape.num_sequences - len(ends) + 1)
+    starts[: len(ends) + 1] = [0, *ends]
+    starts[len(ends) + 1 :] = np.minimum(step.num_rows + surplus, shape.num_rows)
+    tables.fill(spare_block)
+    for index, span in enumerate(step.spans):
+        first = index * shape.table_width
+        tables[first : first + len(span.block_table)] = span.block_table
+
+
+def _find_slots(step: Step) -> list[int]:
+    """The slot of every row."""
+    return [
         slot
         for span in step.spans
         for run in slot_runs(span.block_table, step.block_size, span.start, span.end)
         for slot in range(*run)
     ]
-    ends = list(accumulate(len(span.token_ids) for span in step.spans))
-    wanted = [
-        row
-        for span, end in zip(step.spans, ends, strict=True)
-        for row in range(end - span.num_logits, end)
-    ]
-    _fill(parts.ids, [token_id for span in step.spans for token_id in span.token_ids], 0)
-    _fill(parts.positions, [p for span in step.spans for p in range(span.start, span.end)], 0)
-    _fill(parts.slots, slots, first_spare)
-    _fill(parts.wanted, wanted, 0)
-    _fill(parts.lengths, [span.end for span in step.spans], 1)
-    starts = parts.starts.numpy()
-    starts[: num_sequences + 1] = [0, *ends]
-    surplus = np.arange(1, shape.num_sequences - num_sequences + 1)
-    starts[num_sequences + 1 :] = np.minimum(num_rows + surplus, shape.num_rows)
-    tables = parts.tables.numpy()
-    tables.fill(spare_block)
-    for index, span in enumerate(step.spans):
-        tables[index, : len(span.block_table)] = span.block_table
 
 
-def _fill(part: torch.Tensor, values: list[int], surplus: int) -> None:
-    places = part.numpy()
-    places[: len(values)] = values
-    places[len(values) :] = surplus
+def _fill(part: npt.NDArray[Any], values: list[int], surplus: int) -> None:
+    part[: len(values)] = values
+    part[len(values) :] = surplus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.graph_check import find_largest_error, record_steps
 from paceline.engine.lean.graphs import ROW_COUNTS, Run
 from paceline.engine.lean.weights import take_decoder
+from paceline.engine.reduced_head import ReducedHead
 from paceline.engine.step import Step
 
 BuildNetwork = Callable[..., PreTrainedModel]
@@ -62,6 +64,17 @@ def test_what_computes_the_same_is_kept(runner: CudaRunner) -> None:
     assert ["recording steps of few rows"] == lines
     assert len(ROW_COUNTS) == len(runner.recorded_shapes)
     assert 0.02 > find_largest_error(runner)
+
+
+def test_heads_over_some_tokens_are_kept(tiny_network: BuildNetwork) -> None:
+    """A token that is not scored is at minus infinity on both sides."""
+    decoder = take_decoder(tiny_network("llama").requires_grad_(False).bfloat16(), by_place=False)
+    scored = torch.arange(0, 520, 3)
+    head = ReducedHead(lambda x: decoder.head(x)[:, scored], scored, 520)
+    runner = CudaRunner(replace(decoder, head=head), 500, attend_plainly)
+    runner.allocate(9, 16)
+    record_steps(runner, lambda run: run, lambda line: None)
+    assert len(ROW_COUNTS) == len(runner.recorded_shapes)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,9 @@ def test_the_least_with_room_is_taken(counts: tuple[int, ...], num_rows: int) ->
 
 
 @pytest.mark.parametrize(
-    "large", [step(129), step(100, 29), step(1, width=MAX_TABLE_WIDTH + 1)], ids=repr
+    "large",
+    [step(129), step(100, 29), step(1, width=MAX_TABLE_WIDTH + 1)],
+    ids=["rows", "rows of two", "blocks"],
 )
 def test_what_does_not_fit_is_not_recorded(large: Step) -> None:
     """Prompts, and sequences over more blocks than tables have room for."""
