@@ -18,13 +18,20 @@ import click
 import torch
 
 from paceline.bench.gpu_checks import Check, run_checks
-from paceline.bench.gpu_subject import SHAPES, build_subject
-from paceline.bench.gpu_times import StepTimes, measure_copy, measure_steps
+from paceline.bench.gpu_subject import SHAPES, build_subject, find_cache_form
+from paceline.bench.gpu_times import (
+    KernelTime,
+    StepTimes,
+    measure_copy,
+    measure_steps,
+    profile_kernels,
+)
 
 _MOST_PLAIN = 1.5
 """Times of reading the weights that a plain step at batch 1 may take."""
 _MOST_VERIFY = 1.1
 """Plain steps that verifying four draft tokens may take."""
+_NUM_KERNELS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +52,12 @@ class Report:
     """What was found about one shape."""
 
     shape: str
+    attention: str
     weights_bytes: int
     copy_bytes_per_s: float
     checks: list[Check]
     steps: list[StepTimes]
+    kernels: list[KernelTime]
     wall_s: float
 
     @property
@@ -57,31 +66,36 @@ class Report:
         return 1e3 * self.weights_bytes / self.copy_bytes_per_s
 
     def describe(self) -> list[str]:
-        """The report in lines for people."""
+        """The figures in lines for people; checks are told as they come."""
         lines = [
-            f"{self.shape}: {self.weights_bytes / 1e9:.2f} GB of weights,"
-            f" copies {self.copy_bytes_per_s / 1e9:.0f} GB/s, floor {self.floor_ms:.2f} ms,"
+            f"  {self.weights_bytes / 1e9:.2f} GB of weights, copies"
+            f" {self.copy_bytes_per_s / 1e9:.0f} GB/s, floor {self.floor_ms:.2f} ms,"
             f" {self.wall_s:.0f} s in all"
         ]
-        for check in self.checks:
-            lines.append(f"  {'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}")
         if not self.steps:
             return lines
-        lines.append(
-            f"  {'step':>14} {'recorded':>9} {'queued':>9} {'unrecorded':>11} {'x floor':>8}"
-            f" {'x plain':>8}"
-        )
+        heads = ("step", "recorded", "queued", "unrecorded", "x floor", "x plain")
+        lines.append("  " + " ".join(f"{head:>12}" for head in heads))
         plain = self.steps[0].recorded_ms
         for step in self.steps:
-            lines.append(
-                f"  {step.name:>14} {step.recorded_ms:9.2f} {step.queued_ms:9.2f}"
-                f" {step.unrecorded_ms:11.2f} {step.recorded_ms / self.floor_ms:8.2f}"
-                f" {step.recorded_ms / plain:8.2f}"
+            taken = step.recorded_ms
+            figures = (
+                taken,
+                step.queued_ms,
+                step.unrecorded_ms,
+                taken / self.floor_ms,
+                taken / plain,
             )
-        return lines + [
+            lines.append(f"  {step.name:>12} " + " ".join(f"{one:12.2f}" for one in figures))
+        lines += [
             f"  aimed at: {name} at most {most:g} times {what}: {found:.2f},"
             f" {'met' if found <= most else 'missed'}"
             for name, what, most, found in self._aims()
+        ]
+        lines.append("  kernels of 1 x 1, ms and calls of a step:")
+        return lines + [
+            f"    {one.ms:8.3f} {one.num_calls:6.0f}  {one.name[:70]}"
+            for one in self.kernels[:_NUM_KERNELS]
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -99,19 +113,22 @@ class Report:
 def examine(shape: str, device: torch.device, effort: Effort) -> Report:
     """Checks one shape, then measures it; what is wrong is not measured."""
     started = time.perf_counter()
-    subject = build_subject(shape, device)
-    checks = list(run_checks(subject))
-    steps = (
-        list(measure_steps(subject, effort.context, effort.repeats))
-        if all(check.passed for check in checks)
-        else []
-    )
+    subject = build_subject(shape, device, find_cache_form(device))
+    click.echo(f"{shape}, attention: {subject.cache.name}")
+    checks = []
+    for check in run_checks(subject):
+        checks.append(check)
+        click.echo(f"  {'ok  ' if check.passed else 'FAIL'} {check.name}: {check.detail}")
+    is_right = all(check.passed for check in checks)
+    context, repeats = effort.context, effort.repeats
     return Report(
         shape,
+        subject.cache.name,
         subject.weights_bytes,
         measure_copy(device, effort.copy_bytes, 10),
         checks,
-        steps,
+        list(measure_steps(subject, context, repeats)) if is_right else [],
+        profile_kernels(subject, context, repeats) if is_right else [],
         time.perf_counter() - started,
     )
 
@@ -137,13 +154,12 @@ def main(device: str, shapes: Sequence[str], json_path: Path | None) -> None:
     click.echo(f"{name}, torch {torch.__version__}")
     reports = []
     for shape in shapes or (("tiny",) if is_cpu else ("1b", "8b")):
-        report = examine(shape, torch.device(device), ON_CPU if is_cpu else ON_CUDA)
-        reports.append(report)
-        click.echo("\n".join(report.describe()))
-    if json_path is not None:
-        found = {"device": name, "torch": torch.__version__}
-        models = [report.as_json() for report in reports]
-        json_path.write_text(json.dumps(found | {"models": models}, indent=1) + "\n")
+        reports.append(examine(shape, torch.device(device), ON_CPU if is_cpu else ON_CUDA))
+        click.echo("\n".join(reports[-1].describe()))
+        if json_path is not None:  # After each one: what is found is kept, whatever comes.
+            found = {"device": name, "torch": torch.__version__}
+            models = [report.as_json() for report in reports]
+            json_path.write_text(json.dumps(found | {"models": models}, indent=1) + "\n")
     if not all(check.passed for report in reports for check in report.checks):
         raise SystemExit(1)
 

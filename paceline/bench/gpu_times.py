@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from paceline.bench.gpu_subject import Subject
 from paceline.engine.lean.graphs import find_recorder
@@ -28,6 +29,15 @@ class StepTimes:
     """The same, kernel by kernel."""
     queued_ms: float
     """Recorded steps one behind the other, none waited for: what the device alone takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """What one kernel takes of a step."""
+
+    name: str
+    ms: float
+    num_calls: float
 
 
 def measure_copy(device: torch.device, num_bytes: int, repeats: int) -> float:
@@ -53,6 +63,27 @@ def measure_steps(subject: Subject, context: int, repeats: int) -> Iterator[Step
         for last in (min(first + _CHUNK_ROWS, context),)
     ]
     yield _measure(subject, f"prefill {context}", chunks, max(2, repeats // 8))
+
+
+def profile_kernels(subject: Subject, context: int, repeats: int) -> list[KernelTime]:
+    """The kernels of a recorded step of one row, the dearest first; on the CPU operations."""
+    runner = subject.runner
+    is_cuda = runner.device.type == "cuda"
+    step = _behind(subject, context, 1, 1)
+    kind = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    with profile(activities=[kind]) as profiled:
+        for _ in range(repeats):
+            runner.run(step)
+        _wait(runner.device)
+    found = [
+        KernelTime(
+            one.key,
+            1e-3 * (one.self_device_time_total if is_cuda else one.self_cpu_time_total) / repeats,
+            one.count / repeats,
+        )
+        for one in profiled.key_averages()
+    ]
+    return sorted(found, key=lambda one: -one.ms)
 
 
 def _behind(subject: Subject, context: int, num_sequences: int, count: int) -> Step:

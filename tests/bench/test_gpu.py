@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,23 @@ from click.testing import CliRunner
 from paceline.bench import gpu_checks, gpu_subject
 from paceline.bench.gpu import Report, main
 from paceline.bench.gpu_checks import Check, run_checks
-from paceline.bench.gpu_subject import Subject, build_subject
-from paceline.bench.gpu_times import StepTimes, measure_copy
-from paceline.bench.paged_reference import attend_plainly
+from paceline.bench.gpu_subject import (
+    IN_ONE_BLOCK,
+    PAGED,
+    WRITTEN_OUT,
+    Subject,
+    build_subject,
+    find_cache_form,
+)
+from paceline.bench.gpu_times import KernelTime, StepTimes, measure_copy
+from paceline.bench.paged_reference import attend_in_one_block, attend_plainly
 from paceline.engine.lean.cuda_runner import CudaRunner
+from paceline.engine.lean.decoder import HeadShape
 from paceline.engine.lean.graphs import Run
-from paceline.engine.lean.paged_attention import PagedCall
-from paceline.engine.step import Step
+from paceline.engine.lean.packed import PackedRows, PackedShape, pack
+from paceline.engine.lean.paged_attention import PagedAttention, PagedCall
+from paceline.engine.lean.slot_cache import SlotCache
+from paceline.engine.step import Span, Step
 
 CPU = torch.device("cpu")
 NAMES = [
@@ -34,7 +45,7 @@ NAMES = [
 @pytest.fixture
 def subject() -> Subject:
     """A tiny model with room for eight sequences."""
-    return build_subject("tiny", CPU, num_sequences=8)
+    return build_subject("tiny", CPU, WRITTEN_OUT, num_sequences=8)
 
 
 def failed(subject: Subject) -> dict[str, str]:
@@ -52,6 +63,7 @@ def test_everything_runs_on_the_cpu(tmp_path: Path) -> None:
     assert ["1 x 1", "1 x 5", "1 x 9", "16 x 1", "16 x 5", "prefill 100"] == [
         step["name"] for step in model["steps"]
     ]
+    assert model["kernels"][0]["ms"] >= model["kernels"][-1]["ms"] >= 0
     assert all(line in result.output for line in (*NAMES, "aimed at: 1 x 5"))
 
 
@@ -69,7 +81,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(call: PagedCall) -> None:
         attend_plainly(PagedCall(call.query, call.key, call.value, call.output, call.rows, 1))
 
-    monkeypatch.setattr(gpu_subject, "attend_plainly", forget)
+    monkeypatch.setattr(gpu_subject, "WRITTEN_OUT", replace(WRITTEN_OUT, kernel=forget))
     result = CliRunner().invoke(main, ["--device", "cpu"])
     assert 1 == result.exit_code
     assert f"FAIL {NAMES[0]}: FailedPrecondition" in result.output
@@ -143,9 +155,60 @@ def test_copies_are_counted_twice() -> None:
 def test_the_report_compares() -> None:
     """With the floor and with a plain step; what is aimed at is judged on its own."""
     steps = [StepTimes("1 x 1", 4.0, 20.0, 3.0), StepTimes("1 x 5", 5.0, 21.0, 4.0)]
-    report = Report("8b", 16_000_000_000, 4e12, [Check("a", True, "b")], steps, 60.0)
+    kernels = [KernelTime("product", 3.5, 129.0)]
+    checks = [Check("a", True, "b")]
+    report = Report("8b", "paged", 16_000_000_000, 4e12, checks, steps, kernels, 60.0)
     assert 4.0 == report.floor_ms == report.as_json()["floor_ms"]
     lines = report.describe()
-    assert "floor 4.00 ms" in lines[0] and "ok   a: b" in lines[1]
-    assert ["1.25", "1.25"] == lines[4].split()[-2:]
-    assert lines[-2].endswith("1.00, met") and lines[-1].endswith("1.25, missed")
+    assert "floor 4.00 ms" in lines[0]
+    assert ["1", "x", "5", "5.00", "4.00", "21.00", "1.25", "1.25"] == lines[3].split()
+    assert lines[4].endswith("1.00, met") and lines[5].endswith("1.25, missed")
+    assert ["3.500", "129", "product"] == lines[-1].split()
+
+
+def test_the_form_of_the_cache_follows_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of blocks where the kernel takes them; before that a block per sequence."""
+    device = torch.device("cuda")
+    assert WRITTEN_OUT is find_cache_form(CPU)
+    assert PAGED is find_cache_form(device)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", lambda out, query: None)
+    assert IN_ONE_BLOCK is find_cache_form(device)
+    monkeypatch.delattr("torch.nn.attention.varlen.varlen_attn_out")
+    assert IN_ONE_BLOCK is find_cache_form(device)
+
+
+def test_a_block_per_sequence_serves_every_check() -> None:
+    """The checks hold over blocks that are as long as a sequence."""
+    form = replace(WRITTEN_OUT, block_size=160, num_blocks=1)
+    assert {} == failed(build_subject("tiny", CPU, form, num_sequences=8))
+
+
+def test_the_earlier_kernel_is_asked_for_the_same() -> None:
+    """In its own signature, over keys and values as they lie and numbers that are not there."""
+    like = torch.empty(0, dtype=torch.bfloat16, device="meta")
+    cache, shape = SlotCache(1, HeadShape(4, 2, 8), 3, 256, like), PackedShape(5, 5, 1)
+    rows = PackedRows.of(torch.empty(shape.size, dtype=torch.int64, device="meta"), shape)
+    for window in (None, 7):
+        output = like.new_empty(5, 4, 8)
+        key, value = cache.view_layer(0)
+        call = PagedCall(like.new_empty(5, 8, 8)[:, :4], key, value, output, rows, window)
+        attend_in_one_block(call)
+        assert (5, 4, 8) == output.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 7])
+def test_the_earlier_kernel_equals_the_reference(window: int | None) -> None:
+    """Sequences in any order, with surplus rows and a sequence without any."""
+    step = Step((Span((0,) * 5, 3, (2,), 5, 1), Span((0,) * 200, 7, (0,), 1, 1)), 256)
+    shape, heads = PackedShape(206, 4, 1), torch.randn(206, 8, 64).bfloat16()
+    outputs = []
+    for kernel, device in ((attend_plainly, CPU), (attend_in_one_block, torch.device("cuda"))):
+        cache = SlotCache(1, HeadShape(4, 2, 64), 4, 256, heads[:0].to(device))
+        numbers = torch.empty(shape.size, dtype=torch.int64)
+        pack(step, numbers, shape, cache.spare_block)
+        rows = PackedRows.of(numbers.to(device), shape)
+        attention = PagedAttention(rows, cache, HeadShape(4, 2, 64), [window], kernel)
+        outputs.append(attention.attend(0, heads.to(device))[:205].float().cpu())
+    torch.testing.assert_close(outputs[0], outputs[1], atol=3e-2, rtol=0)
