@@ -43,7 +43,12 @@ class EngineConfig(ServerConfig):
         ge=1,
         description="MiB for weights, workspace and KV cache of one model together",
     )
-    block_size: int = Field(default=16, ge=1, le=256, description="tokens per KV block")
+    block_size: int = Field(
+        default=0,
+        ge=0,
+        le=256,
+        description="tokens per KV block; 0 takes 16 on the CPU, 256 on CUDA, which knows no other",
+    )
     max_rows: int = Field(
         default=512, ge=32, description="rows of one step; longer prompts are prefilled in chunks"
     )

@@ -83,7 +83,7 @@ def test_settings_reach_the_engine(config_type: type[EngineConfig]) -> None:
     [
         ("max_draft_tokens", 0),
         ("max_draft_tokens", 31),
-        ("block_size", 0),
+        ("block_size", -1),
         ("max_rows", 31),
         ("memory_mib", 0),
         ("max_sessions", 0),

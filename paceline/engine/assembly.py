@@ -13,21 +13,28 @@ from pathlib import Path
 import torch
 
 from paceline.engine import models
+from paceline.engine.attention import CUDA_BLOCK_SIZE
 from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Job
+from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.exact_check import check_exact
+from paceline.engine.lean.graph_check import record_steps
+from paceline.engine.lean.graphs import find_recorder
 from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import serves, take_decoder
+from paceline.engine.lean.weights import serves, serves_on_cuda, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
 from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.models import LoadedModel, LoadOptions
 from paceline.engine.self_test import check_against_stock, run_stock
 from paceline.engine.step import ModelRunner
 from paceline.engine.table_model import TableModel, TableRunner
+from paceline.errors import InvalidArgument
 from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
 
 Progress = Callable[[str], None]
+
+_CPU_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,8 @@ class EngineSettings:
     """Longest sequence in tokens; 0 takes the model's own."""
     memory_bytes: int = 4 << 30
     """For weights, workspace and cache together."""
-    block_size: int = 16
+    block_size: int = 0
+    """Tokens per block; 0 is the least that suits the device."""
     max_rows: int = 512
     max_draft_tokens: int = 16
     max_sessions: int = 256
@@ -84,7 +92,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
         plan_memory(
             models.measure(name, load_options, progress),
             total_bytes=settings.memory_bytes,
-            block_size=settings.block_size,
+            block_size=find_block_size(settings),
             max_rows=settings.max_rows,
             max_length=models.find_max_length(name, load_options, progress),
         ),
@@ -98,17 +106,33 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     engine = Engine(
         runner,
         EngineOptions(
-            plan.num_blocks, settings.block_size, settings.max_rows, settings.max_draft_tokens
+            plan.num_blocks, plan.block_size, settings.max_rows, settings.max_draft_tokens
         ),
     )
     engine.start()
     progress("warming up")
     try:
+        _record(engine, runner, progress)
         _warm_up(engine, served.identity.max_length)
     except BaseException:
         engine.stop()
         raise
     return served, engine
+
+
+def find_block_size(settings: EngineSettings) -> int:
+    """Tokens of a block: what the settings say, or else the least that suits the device.
+
+    Raises:
+        InvalidArgument: the device's kernels take no such blocks.
+    """
+    if torch.device(settings.device).type == "cpu":
+        return settings.block_size or _CPU_BLOCK_SIZE
+    if settings.block_size % CUDA_BLOCK_SIZE:
+        raise InvalidArgument(
+            "block_size", f"must be a multiple of {CUDA_BLOCK_SIZE} on {settings.device}"
+        )
+    return settings.block_size or CUDA_BLOCK_SIZE
 
 
 def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
@@ -126,7 +150,11 @@ def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
     progress("checking the paged cache against the stock forward")
     stock = run_stock(network, size, is_quantized=bool(loaded.identity.quantization))
     if not serves(network):
-        runner: ModelRunner = NetworkRunner(network, size)
+        runner: ModelRunner = (
+            CudaRunner(take_decoder(network, by_place=False), size)
+            if serves_on_cuda(network)
+            else NetworkRunner(network, size)
+        )
         check_against_stock(runner, stock)
         return runner
     decoder = take_decoder(network, choose_kernels(loaded.identity))
@@ -136,6 +164,13 @@ def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
         progress("checking that the cut of a step changes no bit")
         check_exact(runner, decoder, size)
     return runner
+
+
+def _record(engine: Engine, runner: ModelRunner, progress: Progress) -> None:
+    """Records what is recorded on a device, on the engine's thread, before the first sequence."""
+    if isinstance(runner, CudaRunner):
+        recorder = find_recorder(runner.device)
+        engine.call(lambda: record_steps(runner, recorder, progress)).result()
 
 
 def _warm_up(engine: Engine, max_length: int) -> None:

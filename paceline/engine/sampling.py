@@ -85,12 +85,18 @@ def greedy_tokens(logits: torch.Tensor) -> list[int]:
 
 def _argmax(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
     """Returns the first argmax of each row, and whether its logit is finite (NaN is a maximum)."""
-    if logits.is_cuda:  # only the answer crosses the bus
-        values, tokens = logits.max(dim=1)
-        return tokens.tolist(), values.isfinite().tolist()
+    if logits.is_cuda:
+        found = argmax_on_device(logits).tolist()  # the one thing that a greedy step waits for
+        return found, [token >= 0 for token in found]
     rows = logits.detach().numpy()
     peaks = rows.argmax(axis=1).tolist()
     return peaks, [isfinite(row[peak]) for row, peak in zip(rows, peaks, strict=True)]
+
+
+def argmax_on_device(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the first argmax of each row on its own device, -1 where its logit is not finite."""
+    values, tokens = logits.max(dim=1)
+    return torch.where(values.isfinite(), tokens, -1)
 
 
 def _law(row: Row, ids: Ids, params: SamplingParams, history: History | None) -> Law:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.engine.attention import CUDA_BLOCK_SIZE
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.errors import FailedPrecondition
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _BLOCK_SIZE = 4
 _SHORT, _LONG = 7, 45
+# On CUDA blocks are longer; the second sequence still has two.
+_LONG_ON_CUDA = 300
 # Longer than the window of a windowed model, as far as that stays cheap.
 _MAX_LONG = 600
 
@@ -44,6 +47,8 @@ class StockRun:
     logits: tuple[torch.Tensor, ...]
     """Float32 [T, V] of each."""
     tolerance: float
+    block_size: int
+    """Of the cache that serves the same device."""
 
 
 @torch.inference_mode()
@@ -52,7 +57,9 @@ def run_stock(network: PreTrainedModel, vocabulary_size: int, *, is_quantized: b
     config = network.config.get_text_config()
     window = getattr(config, "sliding_window", None) or 0
     limit = getattr(config, "max_position_embeddings", None) or _MAX_LONG
-    long = min(limit, max(_LONG, min(window + 9, _MAX_LONG)))
+    is_cpu = network.device.type == "cpu"
+    least = _LONG if is_cpu else _LONG_ON_CUDA
+    long = min(limit, max(least, min(window + 9, _MAX_LONG)))
     generator = torch.Generator().manual_seed(0)
     sequences = tuple(
         tuple(torch.randint(vocabulary_size, (length,), generator=generator).tolist())
@@ -64,6 +71,7 @@ def run_stock(network: PreTrainedModel, vocabulary_size: int, *, is_quantized: b
         sequences=sequences,
         logits=tuple(_stock_logits(network, ids, vocabulary_size) for ids in sequences),
         tolerance=_QUANTIZED_TOLERANCE if is_quantized else _TOLERANCE[network.dtype],
+        block_size=_BLOCK_SIZE if is_cpu else CUDA_BLOCK_SIZE,
     )
 
 
@@ -75,8 +83,9 @@ def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
     Raises:
         FailedPrecondition: they differ; the architecture is named.
     """
-    for ours, theirs in zip(_paged_logits(runner, stock.sequences), stock.logits, strict=True):
-        error = _relative_error(ours, theirs)
+    paged = _paged_logits(runner, stock.sequences, stock.block_size)
+    for ours, theirs in zip(paged, stock.logits, strict=True):
+        error = relative_error(ours, theirs)
         if not error <= stock.tolerance:
             raise FailedPrecondition(
                 f"{stock.name} does not compute the same through the paged cache: "
@@ -85,7 +94,7 @@ def check_against_stock(runner: ModelRunner, stock: StockRun) -> None:
             )
 
 
-def _relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative_error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """The distance over what tokens are scored; infinite where they are not the same ones."""
     is_scored = theirs != float("-inf")
     if not torch.equal(is_scored, ours != float("-inf")):
@@ -103,10 +112,12 @@ def _stock_logits(
     return logits[0, :, :vocabulary_size].float()
 
 
-def _paged_logits(runner: ModelRunner, sequences: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+def _paged_logits(
+    runner: ModelRunner, sequences: Sequence[tuple[int, ...]], block_size: int
+) -> list[torch.Tensor]:
     """Logits [T, V] of two sequences that share two steps and whose blocks interleave."""
-    num_blocks = [-(-len(ids) // _BLOCK_SIZE) for ids in sequences]
-    runner.allocate(2 * max(num_blocks), _BLOCK_SIZE)
+    num_blocks = [-(-len(ids) // block_size) for ids in sequences]
+    runner.allocate(2 * max(num_blocks), block_size)
     tables = [tuple(2 * block + i for block in range(n)) for i, n in enumerate(num_blocks)]
     # The second cuts differ, so that one-row and many-row spans share a step.
     cuts = [len(sequences[0]) - 1, len(sequences[1]) // 2]
@@ -116,7 +127,7 @@ def _paged_logits(runner: ModelRunner, sequences: Sequence[tuple[int, ...]]) -> 
         for ids, table, cut in zip(sequences, tables, cuts, strict=True):
             start, end = (0, cut) if chunk == 0 else (cut, len(ids))
             spans.append(Span(ids[start:end], start, table, end - start, len(ids)))
-        logits = runner.run(Step(tuple(spans), _BLOCK_SIZE))
+        logits = runner.run(Step(tuple(spans), block_size))
         first = spans[0].num_logits
         parts[0].append(logits[:first])
         parts[1].append(logits[first:])

@@ -14,15 +14,20 @@ import pytest
 import torch
 from numba.core.registry import CPUDispatcher
 
+from paceline.bench.paged_reference import attend_plainly
 from paceline.engine import assembly
-from paceline.engine.assembly import EngineSettings, ServedModel, assemble
+from paceline.engine.assembly import EngineSettings, ServedModel, assemble, find_block_size
 from paceline.engine.attention import CpuRows
 from paceline.engine.engine import Engine
 from paceline.engine.job import Extend, Job
 from paceline.engine.lean import exact_check
 from paceline.engine.lean.attention import StockAttention
+from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.decoder import Decoder
+from paceline.engine.lean.graph_check import record_steps
 from paceline.engine.lean.kernels import Kernels
+from paceline.engine.lean.packed import PackedRows
+from paceline.engine.lean.paged_attention import PagedCall
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.model_runner import NetworkRunner
@@ -119,6 +124,63 @@ def test_network_runs(
             logits = network(ids, use_cache=False).logits[:, -1, :500]
             ids = torch.cat([ids, logits.argmax(1, keepdim=True)], dim=1)
     assert ids[0, 3:].tolist() == got
+
+
+def attend(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    *_: object,
+    window_size: tuple[int, int],
+    seqused_k: torch.Tensor,
+    block_table: torch.Tensor,
+    **__: object,
+) -> None:
+    """Torch's paged kernel, written out."""
+    none = torch.empty(0)
+    rows = PackedRows(none, none, none, none, starts, seqused_k, block_table)
+    attend_plainly(PagedCall(query, key, value, out, rows, None))
+
+
+def test_cuda_has_a_runner_of_its_own(
+    start: Assemble, save_model: SaveModel, monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> None:
+    """It is proven against the network, its steps are recorded, and its ids are the network's."""
+    name = str(save_model("llama"))
+    expected = generate(start(name)[1], [5, 6, 7], 6)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", attend)
+    monkeypatch.setattr(assembly, "serves", lambda network: False)
+    monkeypatch.setattr(assembly, "serves_on_cuda", lambda network: True)
+    recorded: list[CudaRunner] = []
+
+    def record(runner: CudaRunner, *others: Any) -> None:
+        recorded.append(runner)
+        record_steps(runner, *others)
+
+    monkeypatch.setattr(assembly, "record_steps", record)
+    assert expected == generate(start(name)[1], [5, 6, 7], 6)
+    assert [8] == [len(runner.recorded_shapes) for runner in recorded]
+    assert "recording steps of few rows" in lines
+    assert not any("WARNING" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "expected"),
+    [("cpu", 0, 16), ("cpu", 4, 4), ("cuda", 0, 256), ("cuda:1", 256, 256)],
+)
+def test_blocks_suit_the_device(
+    settings: EngineSettings, device: str, given: int, expected: int
+) -> None:
+    """Small ones on the CPU; the kernel of CUDA takes 256 slots alone."""
+    assert expected == find_block_size(replace(settings, device=device, block_size=given))
+
+
+def test_other_blocks_are_refused(start: Assemble, table: str) -> None:
+    """Before anything is loaded, named."""
+    with pytest.raises(InvalidArgument, match="block_size: must be a multiple of 256 on cuda"):
+        start(table, device="cuda")
 
 
 @pytest.mark.parametrize("prefix", ["", "quantized:int8:", "quantized:int4:"])

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.engine.attention import AttentionCall, CpuRows, CudaRows, ShapeObserver, attend
+from paceline.engine.attention import (
+    CUDA_BLOCK_SIZE,
+    AttentionCall,
+    CpuRows,
+    CudaRows,
+    ShapeObserver,
+    attend,
+)
 from paceline.engine.paged_cache import LayerShape, PagedCache
 from paceline.engine.step import Span, Step
 from paceline.errors import FailedPrecondition
@@ -107,8 +114,10 @@ def paged_reference(
     Rows of a sequence are its last ones: row `i` of `n` stands at position `used - n + i`, and
     sees `left` positions before itself and `right` behind.
     """
-    assert cu_seq_k is None and 1 == num_splits and query.is_contiguous()
-    assert {torch.int32} == {cu_seq_q.dtype, seqused_k.dtype, block_table.dtype}
+    assert 1 == num_splits and query.is_contiguous()
+    assert cu_seq_k is not None, "the kernel takes starts of both or of none"
+    kinds = {cu_seq_q.dtype, cu_seq_k.dtype, seqused_k.dtype, block_table.dtype}
+    assert {torch.int32} == kinds and cu_seq_k.shape == cu_seq_q.shape
     assert enable_gqa == (query.shape[1] != key.shape[2])
     starts = cu_seq_q.tolist()
     groups = query.shape[1] // key.shape[2]
@@ -162,19 +171,20 @@ def test_cuda_rows_ask_the_kernel_for_the_same(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("window", [None, 7])
 def test_cuda_kernel_equals_the_reference(window: int | None) -> None:
-    """The kernel itself, in bfloat16, on fragmented blocks of 16 slots."""
+    """The kernel itself, in bfloat16, on fragmented blocks."""
     device, dtype, dim = torch.device("cuda"), torch.bfloat16, 64
     torch.manual_seed(0)
-    cache = PagedCache((LayerShape(2, dim, dim),), 8, 16, dtype=dtype, device=device)
-    spans = (Span((0,) * 40, 0, (5, 1, 7), 1, 1), Span((0,) * 9, 0, (2,), 1, 1))
-    step = Step(spans, 16)
+    size = CUDA_BLOCK_SIZE
+    cache = PagedCache((LayerShape(2, dim, dim),), 8, size, dtype=dtype, device=device)
+    spans = (Span((0,) * 600, 0, (5, 1, 7), 1, 1), Span((0,) * 9, 0, (2,), 1, 1))
+    step = Step(spans, size)
     query, key, value = (
         torch.randn(heads, step.num_rows, dim, dtype=dtype, device=device) for heads in (4, 2, 2)
     )
     call = AttentionCall(0, query, key, value, 0.125, window)
     got = CudaRows(step, cache, device).attend(call).float().cpu()
     exact = PagedCache(
-        (LayerShape(2, dim, dim),), 8, 16, dtype=torch.float32, device=torch.device("cpu")
+        (LayerShape(2, dim, dim),), 8, size, dtype=torch.float32, device=torch.device("cpu")
     )
     same = AttentionCall(
         0, query.float().cpu(), key.float().cpu(), value.float().cpu(), 0.125, window

@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from paceline.bench.paged_reference import attend_plainly
+from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
 from paceline.engine.model_runner import NetworkRunner
@@ -84,12 +86,34 @@ def run_lean(network: PreTrainedModel) -> ModelRunner:
     return LeanRunner(take_decoder(copy.deepcopy(network)), VOCABULARY)
 
 
-@pytest.fixture(params=["transformers", "lean"])
+class RecordingRunner(CudaRunner):
+    """Records steps over every cache that it is given."""
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Allocates and records."""
+        super().allocate(num_blocks, block_size)
+        self.record(lambda run: run)
+
+
+def run_as_cuda_does(network: PreTrainedModel) -> ModelRunner:
+    """The runner of CUDA on a copy, with its kernel written out and steps filled up."""
+    if not serves(network):
+        pytest.skip("not of the Llama-shaped family")
+    decoder = take_decoder(copy.deepcopy(network), by_place=False)
+    return RecordingRunner(decoder, VOCABULARY, attend_plainly)
+
+
+RUNNERS: dict[str, BuildRunner] = {
+    "transformers": lambda network: NetworkRunner(network, VOCABULARY),
+    "lean": run_lean,
+    "cuda": run_as_cuda_does,
+}
+
+
+@pytest.fixture(params=list(RUNNERS))
 def build_runner(request: pytest.FixtureRequest) -> BuildRunner:
     """Each runner in turn."""
-    if request.param == "lean":
-        return run_lean
-    return lambda network: NetworkRunner(network, VOCABULARY)
+    return RUNNERS[request.param]
 
 
 def expect_stock(feeder: Feeder, network: PreTrainedModel, index: int, got: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from paceline.engine.history import History
 from paceline.engine.law import Law
-from paceline.engine.sampling import greedy_tokens, target_laws
+from paceline.engine.sampling import argmax_on_device, greedy_tokens, target_laws
 from paceline.errors import InvalidArgument
 from paceline.records import SamplingParams
 
@@ -162,6 +162,14 @@ def test_greedy_is_the_lowest_id_among_equals() -> None:
     assert [1, 0, 2] == greedy_tokens(logits)
     assert [1, 0, 2] == [law.draw(0.5) for law in laws]
     assert [1, 2] == [mixed[0].draw(0.5), mixed[2].draw(0.5)]
+
+
+def test_greedy_on_a_device_is_one_number_a_row() -> None:
+    """The lowest id among equals, and -1 where there is no likeliest token."""
+    rows = torch.tensor(
+        [[1.0, 3.0, 3.0], [-INF, 0.0, -INF], [-INF] * 3, [0.0, NAN, 1.0], [INF, 0, 0]]
+    )
+    assert [1, 1, -1, -1, -1] == argmax_on_device(rows).tolist()
 
 
 @pytest.mark.parametrize("bad", [[-INF, -INF], [NAN, 1.0], [INF, 1.0]])

@@ -8,6 +8,7 @@ from tests.mutants import (
     distilled,
     drafts,
     gateways,
+    graphs,
     lengths,
     native,
     noise,
@@ -30,5 +31,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *watches.MUTANTS,
     *lengths.MUTANTS,
     *native.MUTANTS,
+    *graphs.MUTANTS,
     *access.MUTANTS,
 )

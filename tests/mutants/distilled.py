@@ -5,7 +5,6 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _HEAD = "paceline/engine/reduced_head.py"
-_SLAB = "paceline/distill/slab.py"
 _COLLECT = "paceline/distill/collect.py"
 _TRAIN = "paceline/distill/train.py"
 _RUN = "paceline/distill/run.py"
@@ -38,13 +37,6 @@ MUTANTS = (
         'if not torch.equal(is_scored, ours != float("-inf")):',
         "if is_scored.ndim == 0:",
         _HEADS,
-    ),
-    Mutant(
-        "distill: sequences side by side see those that are longer",
-        _SLAB,
-        "positions[:, None], window",
-        "positions[:, None].clamp(min=length - 1), window",
-        ("tests/distill/test_slab.py", *_LAWS),
     ),
     Mutant(
         "distill: a sequence that moves leaves its cache behind",

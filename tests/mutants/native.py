@@ -9,26 +9,26 @@ _GROUPED = "paceline/engine/native/grouped.py"
 _ROWS = "paceline/engine/native/rows.py"
 _ATTEND = "paceline/engine/native/attend.py"
 _LOOP = "paceline/engine/native/layer_loop.py"
-_SEEN = "paceline/engine/lean/attention.py"
 
 _PRODUCTS = ("tests/engine/native/test_grouped.py",)
+_PANELS = ("tests/engine/native/test_panels.py",)
 _PASSES = ("tests/engine/native/test_rows.py",)
 _ATTENTION = ("tests/engine/native/test_attend.py",)
 _LAYERS = ("tests/engine/native/test_layers.py",)
 
 MUTANTS = (
     Mutant(
-        "a group's offset left out",
+        "codes of the next group's scale",
         _GROUPED,
-        "total = add_outer(total, load(offsets, group * LANES, 1), sums, group, num_groups)",
-        "total = add_outer(total, load(offsets, group * LANES, 1), sums, group, 0)",
+        "+ column // GROUP) * PANEL\n    scales, offsets",
+        "+ (column + 1) // GROUP) * PANEL\n    scales, offsets",
         _PRODUCTS,
     ),
     Mutant(
-        "columns exchanged in a byte",
+        "rows exchanged in a byte",
         _GROUPED,
-        "columns[:, 0::2] | (columns[:, 1::2] << 4)",
-        "columns[:, 1::2] | (columns[:, 0::2] << 4)",
+        "lower | (upper << 4)",
+        "upper | (lower << 4)",
         _PRODUCTS,
     ),
     Mutant(
@@ -55,23 +55,23 @@ MUTANTS = (
     Mutant(
         "weights of keys before the largest is taken off",
         _ATTEND,
-        "weight = exponential(scores[i] - largest)",
-        "weight = exponential(scores[i])",
+        "scores[i] = exponential(scores[i] - largest)",
+        "scores[i] = exponential(scores[i])",
         _ATTENTION,
     ),
     Mutant(
         "only the first stretch of keys seen",
         _ATTEND,
-        "row, first_run, last_run = rows[3 * i], rows[3 * i + 1], rows[3 * i + 2]",
-        "row, first_run, last_run = rows[3 * i], rows[3 * i + 1], rows[3 * i + 1] + 1",
+        "stretch = spans[3], spans[4], begin, end",
+        "stretch = spans[3], spans[3] + 1, begin, end",
         _ATTENTION,
     ),
     Mutant(
         "a row that sees one position beyond its window",
-        _SEEN,
-        "first_key = 0 if window is None else max(0, last_key - window)",
-        "first_key = 0 if window is None else max(0, last_key - window - 1)",
-        ("tests/engine/lean/test_attention.py",),
+        _ATTEND,
+        "return max(0, position + 1 - window) if window > 0 else 0",
+        "return max(0, position - window) if window > 0 else 0",
+        _ATTENTION,
     ),
     Mutant(
         "biases left out",
@@ -90,8 +90,29 @@ MUTANTS = (
     Mutant(
         "a residual that lacks its last columns",
         _LOOP,
-        "first, last = share_of(*team, size // LANES)",
-        "first, last = share_of(*team, size // LANES - 1)",
+        "first, last = share_of(*team, size // PANEL)",
+        "first, last = share_of(*team, size // PANEL - 1)",
         _LAYERS,
+    ),
+    Mutant(
+        "a row of a sequence that sees the one behind it",
+        _ATTEND,
+        "own + 1 - begin, end - begin)",
+        "min(own + 2, end) - begin, end - begin)",
+        _ATTENTION,
+    ),
+    Mutant(
+        "rows that fill no panel left out",
+        "paceline/engine/native/tiles.py",
+        "panels[num_full:, :, : num_rows % PANEL] = numbers[num_full * PANEL :].T",
+        "pass",
+        _PANELS,
+    ),
+    Mutant(
+        "rows of the step beyond a core's cache left out",
+        "paceline/engine/native/tiles.py",
+        "for first in range(0, num_rows, _SLAB):",
+        "for first in range(0, min(num_rows, _SLAB), _SLAB):",
+        _PANELS,
     ),
 )

@@ -38,15 +38,31 @@ def serves(network: PreTrainedModel, *, exactly: bool = False) -> bool:
 
     Exactly, so that a row's bits do not depend on the rows beside it, wants heads of whole vectors.
     """
-    if type(network) not in _CLASSES or network.device.type not in ("cpu", "meta"):
+    return (
+        network.device.type in ("cpu", "meta")
+        and _has_layers(network, _LINEARS)
+        and (attend.serves(_head_shape(network).dim) or not exactly)
+    )
+
+
+def serves_on_cuda(network: PreTrainedModel) -> bool:
+    """Whether `take_decoder` can take this network for CUDA: as above, in plain 16-bit numbers."""
+    return (
+        network.device.type in ("cuda", "meta")
+        and network.dtype in (torch.bfloat16, torch.float16)
+        and _has_layers(network, (nn.Linear,))
+    )
+
+
+def _has_layers(network: PreTrainedModel, linears: tuple[type[nn.Module], ...]) -> bool:
+    if type(network) not in _CLASSES:
         return False
     shape = _head_shape(network)
     projections = [m for n, m in network.named_modules() if n.rpartition(".")[2] in _PROJECTIONS]
     return (
-        (attend.serves(shape.dim) or not exactly)
-        and network.config.hidden_act in _ACTIVATIONS
+        network.config.hidden_act in _ACTIVATIONS
         and 2 * network.model.rotary_emb.inv_freq.numel() == shape.dim
-        and all(type(module) in _LINEARS for module in (*projections, _product(network.lm_head)))
+        and all(type(module) in linears for module in (*projections, _product(network.lm_head)))
     )
 
 
@@ -63,13 +79,21 @@ def copied_bytes(network: PreTrainedModel) -> int:
     return head.nbytes if is_repacked(head) else 0
 
 
-def take_decoder(network: PreTrainedModel, kernels: Kernels = WIDE) -> Decoder:
-    """Takes the weights into kernels; the network cannot run afterwards."""
+def take_decoder(
+    network: PreTrainedModel, kernels: Kernels = WIDE, *, by_place: bool = True
+) -> Decoder:
+    """Takes the weights into kernels; the network cannot run afterwards.
+
+    Query heads stand by place in their group and then by key head, as attention on the CPU wants
+    them; without `by_place` as they stood, by key head and then by place.
+    """
     config, model = network.config, network.model
     shape = _head_shape(network)
+    queries = _heads_by_place(shape) if by_place else torch.arange(shape.num_heads)
     layers = []
     for index in range(len(model.layers)):
-        layers.append(_take_layer(model.layers[index], shape, _window(network, index), kernels))
+        window = _window(network, index)
+        layers.append(_take_layer(model.layers[index], shape, queries, window, kernels))
         model.layers[index] = nn.Identity()
     return Decoder(
         embedding=model.embed_tokens.weight.detach(),
@@ -114,16 +138,17 @@ def _window(network: PreTrainedModel, layer: int) -> int | None:
     return window
 
 
-def _take_layer(module: Any, shape: HeadShape, window: int | None, kernels: Kernels) -> Layer:
+def _take_layer(
+    module: Any, shape: HeadShape, queries: torch.Tensor, window: int | None, kernels: Kernels
+) -> Layer:
     attention, mlp = module.self_attn, module.mlp
     pairs = _pairs_adjacent(shape.dim)
-    queries = _heads_by_place(shape, pairs)
-    keys = (torch.arange(shape.num_kv_heads)[:, None] * shape.dim + pairs).reshape(-1)
-    outputs = _heads_by_place(shape, torch.arange(shape.dim))
+    keys = torch.arange(shape.num_kv_heads)
+    outputs = _numbers_of(queries, torch.arange(shape.dim))
     qkv = Matrix.stack(
         (
-            Matrix.of(attention.q_proj).pick_rows(queries),
-            Matrix.of(attention.k_proj).pick_rows(keys),
+            Matrix.of(attention.q_proj).pick_rows(_numbers_of(queries, pairs)),
+            Matrix.of(attention.k_proj).pick_rows(_numbers_of(keys, pairs)),
             Matrix.of(attention.v_proj),
         )
     )
@@ -155,10 +180,14 @@ def _pairs_adjacent(dim: int) -> torch.Tensor:
     return torch.arange(dim).view(2, -1).T.reshape(-1)
 
 
-def _heads_by_place(shape: HeadShape, numbers: torch.Tensor) -> torch.Tensor:
-    """Where each number of the query heads stood, which were by key head and then by place.
+def _heads_by_place(shape: HeadShape) -> torch.Tensor:
+    """Where each query head stood, which were by key head and then by place.
 
     By place first, the queries of all rows that share a key head are one strided view.
     """
-    heads = torch.arange(shape.num_heads).view(shape.num_kv_heads, -1).T.reshape(-1, 1)
-    return (heads * shape.dim + numbers).reshape(-1)
+    return torch.arange(shape.num_heads).view(shape.num_kv_heads, -1).T.reshape(-1)
+
+
+def _numbers_of(heads: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Where each number of some heads stood; `numbers` says it within a head."""
+    return (heads[:, None] * len(numbers) + numbers).reshape(-1)

@@ -68,11 +68,14 @@ class _Files:
 def describe(value: Any) -> str:
     """A loop, or what one captures, in words that are the same in every process."""
     function = value.py_func if isinstance(value, Dispatcher) else value
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return repr(value)
+    return _describe_loop(function) if hasattr(function, "__code__") else repr(value)
+
+
+@functools.cache  # Loops capture one another many times over.
+def _describe_loop(function: Any) -> str:
     captured = [describe(cell.cell_contents) for cell in function.__closure__ or ()]
-    return f"{function.__module__}.{function.__qualname__}:{code.co_firstlineno}{captured}"
+    place = f"{function.__module__}.{function.__qualname__}:{function.__code__.co_firstlineno}"
+    return f"{place}-{_digest(repr(captured).encode())}"
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from paceline.engine.lean.decoder import Decoder
+from paceline.engine.lean.decoder import Decoder, normalize, normalize_fused
 from paceline.engine.lean.weights import take_decoder
 
 BuildNetwork = Callable[..., PreTrainedModel]
@@ -98,3 +98,15 @@ def test_longer_turns(decoder: Decoder, recorder: Recorder) -> None:
     once, twice = recorder.heads[0], recorder.heads[2]
     torch.testing.assert_close(2.0 * once[:, :6], twice[:, :6])
     torch.testing.assert_close(once[:, 6:], twice[:, 6:])
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_norms_in_one_kernel_are_the_same(per_head: bool) -> None:
+    """CUDA's norm of rows, and of heads with a scale each."""
+    generator = torch.Generator().manual_seed(0)
+    size = (3, 4, 8) if per_head else (3, 8)
+    x = torch.randn(size, generator=generator, dtype=torch.float64)
+    weight = torch.randn(size[1:], generator=generator, dtype=torch.float64)
+    expected = x / (x.square().mean(-1, keepdim=True) + 0.3).sqrt() * weight
+    torch.testing.assert_close(expected, normalize_fused(x, weight, 0.3))
+    torch.testing.assert_close(expected.float(), normalize(x.float(), weight.float(), 0.3))

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import copied_bytes, serves, take_decoder
+from paceline.engine.lean.weights import copied_bytes, serves, serves_on_cuda, take_decoder
 from paceline.engine.quantization import quantize_int8_per_row
 from paceline.engine.step import Span, Step
 
@@ -192,3 +192,40 @@ def test_only_a_tied_float32_head_is_copied(tiny_network: BuildNetwork) -> None:
     assert 0 == copied_bytes(tiny_network("llama", tie_word_embeddings=False))
     assert 0 == copied_bytes(tied.to(torch.bfloat16))
     assert 0 == copied_bytes(tiny_network("gemma3_text", layer_types=QWEN_LAYERS))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype", "expected"),
+    [
+        ("llama", torch.bfloat16, True),
+        ("qwen3", torch.float16, True),
+        ("llama", torch.float32, False),
+        ("mixtral", torch.bfloat16, False),
+    ],
+)
+def test_what_cuda_serves(
+    tiny_network: BuildNetwork, model_type: str, dtype: torch.dtype, expected: bool
+) -> None:
+    """The same family in 16 bits, which is what the paged kernel takes."""
+    network = tiny_network(model_type).to("meta", dtype)
+    assert expected == serves_on_cuda(network)
+    assert not serves_on_cuda(tiny_network(model_type).to(dtype)), "it is on the CPU"
+
+
+def test_cuda_serves_no_int8(tiny_network: BuildNetwork) -> None:
+    """Quantized layers run through transformers there."""
+    network = tiny_network("llama").bfloat16()
+    quantize_int8_per_row(network)
+    assert not serves_on_cuda(network.to("meta"))
+
+
+def test_query_heads_may_stay_in_order(tiny_network: BuildNetwork) -> None:
+    """By place in their group for the CPU, as they stood for CUDA; keys and values are the same."""
+    orders = [
+        take_decoder(tiny_network("llama").requires_grad_(False).bfloat16(), by_place=by_place)
+        for by_place in (True, False)
+    ]
+    x = torch.eye(64, dtype=torch.bfloat16)
+    by_place, as_stood = (decoder.layers[0].qkv(x).view(64, -1, 16) for decoder in orders)
+    assert torch.equal(by_place[:, [0, 2, 1, 3]], as_stood[:, :4])
+    assert torch.equal(by_place[:, 4:], as_stood[:, 4:])

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.engine.native import loop_cache
 from paceline.engine.native.compiled import compiled
-from paceline.engine.native.grouped import build_multiply_tiles_4
+from paceline.engine.native.grouped import pack_4
 from paceline.engine.native.layer_loop import build_layer_loop
 
 
@@ -84,18 +85,22 @@ def test_names_are_the_same_in_every_process() -> None:
     """The loops of a decoder, which capture loops that capture loops, are described alike."""
     ours = [_describe(width) for width in (2, 4)]
     program = (
+        "import torch\n"
+        "from paceline.engine.native.grouped import pack_4\n"
         "from paceline.engine.native.layer_loop import build_layer_loop as build\n"
         "from paceline.engine.native.loop_cache import describe, sources_digest\n"
-        "print([(describe(build(width)), sources_digest()) for width in (2, 4)])"
+        "tiles = pack_4(torch.zeros(32, 32)).tiles\n"
+        "print([(describe(build(width, tiles)), sources_digest()) for width in (2, 4)])"
     )
     theirs = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert str(ours) == theirs.stdout.decode().strip()
     assert ours[0] != ours[1]
-    assert " at 0x" not in str(ours) + loop_cache.describe(build_multiply_tiles_4())
+    assert " at 0x" not in str(ours)
 
 
 def _describe(width: int) -> tuple[str, str]:
-    return loop_cache.describe(build_layer_loop(width)), loop_cache.sources_digest()
+    loop = build_layer_loop(width, pack_4(torch.zeros(32, 32)).tiles)
+    return loop_cache.describe(loop), loop_cache.sources_digest()
 
 
 def _num_hits(loop: Any) -> int:
