@@ -40,6 +40,8 @@ _SHARED_KEYS = 1024
 """From this many keys on, the rows of a step are shared among threads: that costs 10 us."""
 _REGISTERS = 24
 """Vectors of queries that are held at once."""
+_MOST_QUERIES = 8
+"""That share a pass over the keys; a loop is compiled for each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ def _build_shared(width: int) -> Any:
 
 
 def _most_queries(width: int) -> int:
-    return max(1, _REGISTERS // width)
+    return max(1, min(_MOST_QUERIES, _REGISTERS // width))
 
 
 @functools.cache

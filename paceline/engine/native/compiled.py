@@ -97,25 +97,28 @@ def share_of(share, num_shares, count):
 
 def choose_by_count(build: Callable[[int], Any], most: int) -> Any:
     """A loop (count, ...) that runs the one that was built for this count, from 1 to `most`."""
-    one = build(1)
-
-    @compiled()
-    def run_one(count, *arguments):
-        one(*arguments)
-
-    chosen = run_one
-    for count in range(2, most + 1):
-        chosen = _either(count, build(count), chosen)
-    return chosen
+    return _choose([build(count) for count in range(1, most + 1)], 1)
 
 
-def _either(wanted: int, loop: Any, otherwise: Any) -> Any:
+def _choose(loops: list[Any], first: int) -> Any:
+    """By halves, since what a loop calls is compiled into it, at every level once more."""
+    if len(loops) == 1:
+        (loop,) = loops
+
+        @compiled()
+        def run(count, *arguments):
+            loop(*arguments)
+
+        return run
+    middle = first + len(loops) // 2
+    lower, upper = _choose(loops[: middle - first], first), _choose(loops[middle - first :], middle)
+
     @compiled()
     def choose(count, *arguments):
-        if count == wanted:
-            loop(*arguments)
+        if count < middle:
+            lower(count, *arguments)
         else:
-            otherwise(count, *arguments)
+            upper(count, *arguments)
 
     return choose
 
