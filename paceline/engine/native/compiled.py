@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from paceline.engine.native.loop_cache import LoopCache
+from paceline.engine.native.loop_cache import LoopCache, name_apart
 
 # What may change in float arithmetic: a product with its sum rounded together, and the order of a
 # sum, which is decided when the loop is compiled. So no bit of a row depends on the rows beside it.
@@ -35,6 +35,7 @@ def compiled(*, parallel: bool = False, keeps_order: bool = False) -> Any:
     }
 
     def decorate(loop: Any) -> Any:
+        name_apart(loop)
         dispatcher = numba.njit(**options)(loop)
         # Without a place to write every process compiles for itself.
         with contextlib.suppress(RuntimeError):

@@ -65,6 +65,15 @@ class _Files:
         return self._directory / f"{self._name}-{key}.nbc"
 
 
+def name_apart(loop: Any) -> None:
+    """Gives a loop a name of its own among those of one place that capture something else.
+
+    Compiled code calls by name, and numba tells names apart by a number that each process draws
+    anew: of two loops that were kept by two processes, one would be called for the other.
+    """
+    loop.__qualname__ = f"{loop.__qualname__}_{_digest(describe(loop).encode())}"
+
+
 def describe(value: Any) -> str:
     """A loop, or what one captures, in words that are the same in every process."""
     function = value.py_func if isinstance(value, Dispatcher) else value

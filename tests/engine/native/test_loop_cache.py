@@ -81,6 +81,13 @@ def test_half_a_file_is_never_read(place: Path) -> None:
     assert all(path.suffix == ".nbc" for path in place.iterdir())
 
 
+def test_loops_of_several_processes_have_names_of_their_own() -> None:
+    """Compiled code calls by name, so what two processes kept must not be taken for one another."""
+    names = {_build_steps(*captured).py_func.__qualname__ for captured in ((3, 4), (3, 5), (2, 4))}
+    assert 3 == len(names)
+    assert names == {_build_steps(*one).py_func.__qualname__ for one in ((2, 4), (3, 5), (3, 4))}
+
+
 def test_names_are_the_same_in_every_process() -> None:
     """The loops of a decoder, which capture loops that capture loops, are described alike."""
     ours = [_describe(width) for width in (2, 4)]
