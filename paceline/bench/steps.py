@@ -1,4 +1,4 @@
-"""What a step of the lean decoder costs in each kind of kernels, interleaved.
+"""What a step costs, by the lean decoder and by transformers over the same kind of cache.
 
 `python -m paceline.bench.steps --model smollm2`. It knows no service: runners are called directly.
 """
@@ -18,6 +18,7 @@ from paceline.engine import models
 from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import serves, take_decoder
+from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.engine.table_model import TableModel
 from paceline.serving.config import CACHE_DIR
@@ -30,31 +31,32 @@ _NUM_SPARE = 16
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Milliseconds of the same steps in each kind of kernels."""
+    """Milliseconds of the same steps by each runner."""
 
     name: str
     least: Mapping[str, float]
     median: Mapping[str, float]
 
 
-def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, LeanRunner]:
-    """The model once in each kind of kernels, with room for one sequence.
+def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, ModelRunner]:
+    """The model by the lean decoder and by its own modules, with room for one sequence.
 
     Raises:
         click.UsageError: the lean decoder does not serve the model.
     """
-    runners = {}
-    for kind, options in (
-        ("fast", models.LoadOptions(cache_dir)),
-        ("exact", models.LoadOptions(cache_dir, exact=True)),
-    ):
-        loaded = models.load(name, options, lambda _: None)
-        if isinstance(loaded.network, TableModel) or not serves(loaded.network):
-            raise click.UsageError(f"the lean decoder does not serve {name}")
-        kernels = choose_kernels(loaded.identity)
-        decoder = take_decoder(loaded.network, kernels)
-        runners[kind] = LeanRunner(decoder, loaded.identity.vocabulary_size)
-        runners[kind].allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)
+    options = models.LoadOptions(cache_dir)
+    loaded, again = (models.load(name, options, lambda _: None) for _ in range(2))
+    if isinstance(loaded.network, TableModel) or not serves(loaded.network):
+        raise click.UsageError(f"the lean decoder does not serve {name}")
+    assert not isinstance(again.network, TableModel)
+    decoder = take_decoder(loaded.network, choose_kernels(loaded.identity))
+    size = loaded.identity.vocabulary_size
+    runners: dict[str, ModelRunner] = {
+        "lean": LeanRunner(decoder, size),
+        "transformers": NetworkRunner(again.network, size),
+    }
+    for runner in runners.values():
+        runner.allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)
     return runners
 
 

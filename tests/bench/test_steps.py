@@ -1,4 +1,4 @@
-"""The measurement of a step: every kind of kernels runs the same steps, in turn."""
+"""The measurement of a step: every runner runs the same steps, in turn."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Recorder:
 
 
 def test_steps_are_interleaved() -> None:
-    """A prefill in chunks of 512, then 1, 5 and 9 rows behind it; fast and exact by turns."""
+    """A prefill in chunks of 512, then 1, 5 and 9 rows behind it; both by turns."""
     steps: list[tuple[str, Step]] = []
-    runners = {name: Recorder(name, steps) for name in ("fast", "exact")}
+    runners = {name: Recorder(name, steps) for name in ("lean", "transformers")}
     names = [cost.name for cost in measure(runners, 600, 2)]
     assert ["prefill 600", "1 rows at 600", "5 rows at 600", "9 rows at 600"] == names
     seen = [(name, step.spans[0].start, step.num_rows) for name, step in steps]
@@ -54,7 +54,7 @@ def test_prints_every_kind(networks: Any, tmp_path: Path) -> None:
     assert ["prefill 40", "1 rows at 40", "5 rows at 40", "9 rows at 40"] == [
         line.partition(":")[0].strip() for line in lines
     ]
-    assert all("fast" in line and "exact" in line for line in lines)
+    assert all("lean" in line and "transformers" in line for line in lines)
 
 
 def test_tables_are_refused(write_table: Any, tmp_path: Path) -> None:

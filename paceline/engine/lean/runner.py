@@ -11,7 +11,7 @@ from paceline.engine.attention import find_slots
 from paceline.engine.lean.attention import find_seen, read_rows
 from paceline.engine.lean.cache import StackedCache
 from paceline.engine.lean.decoder import Decoder
-from paceline.engine.lean.few_rows import build_native_layers
+from paceline.engine.lean.one_call import build_native_layers
 from paceline.engine.model_runner import find_logit_rows
 from paceline.engine.native.layers import NativeLayers, Rows
 from paceline.engine.step import Step

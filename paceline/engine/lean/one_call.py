@@ -1,4 +1,4 @@
-"""Which decoders' layers run as one compiled call when a step has few rows.
+"""Which decoders' layers run as one compiled call.
 
 Those whose matrices all lie in tiles of one layout: float32 in panels, or 4-bit codes.
 Knows no step.
