@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from paceline.engine.native.compiled import is_native
-from paceline.engine.native.grouped import GROUP, round_4, round_8
+from paceline.engine.native.grouped import round_4, round_8
 from paceline.engine.native.rows import to_unit
+from paceline.engine.native.tiles import GROUP
 from paceline.errors import FailedPrecondition
 
 Packed: TypeAlias = Any

@@ -33,7 +33,7 @@ class StackedCache:
     ) -> None:
         self._block_size = block_size
         size = (num_layers, 2, 1, shape.num_kv_heads, num_blocks * block_size, shape.dim)
-        # Exact attention reads slots behind a sequence, at weight 0: NaN would still be NaN.
+        # What a step reads was written before, by it or by an earlier one.
         self._stack = _allocate_zeros(size, dtype)
         self._by_layer = [(keys[0], values[0]) for keys, values in self._stack.unbind(0)]
 

@@ -88,24 +88,25 @@ def attend(
         seen: Which keys the rows see.
         output: [T, Hq, D].
     """
-    dim = heads.shape[2]
+    width = heads.shape[2] // LANES
     num_shares = find_num_shares() if seen.num_keys >= _SHARED_KEYS else 1
-    scratch = output.new_empty((num_shares, num_scratch(dim, seen.longest)))
+    scratch = output.new_empty((num_shares, num_scratch(heads.shape[2], seen.longest)))
     addresses = (heads.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr())
     sizes = heads.shape[1], output.shape[1], keys.shape[0], keys.shape[1], seen.longest
-    run = _build_shared(dim // LANES) if num_shares > 1 else build_attend(dim // LANES)
-    share = (0, num_shares) if num_shares == 1 else num_shares
-    run(share, addresses, seen.addresses, sizes, scratch.data_ptr())
+    if num_shares > 1:
+        own = scratch.data_ptr(), scratch.shape[1]
+        _build_shared(width)(num_shares, addresses, seen.addresses, sizes, own)
+    else:
+        build_attend(width)((0, 1), addresses, seen.addresses, sizes, scratch.data_ptr())
 
 
 @functools.cache
 def _build_shared(width: int) -> Any:
     attend_share = build_attend(width)
-    dim, most = width * LANES, _most_queries(width)
 
     @compiled(parallel=True)
-    def attend_shares(num_shares, addresses, seen, sizes, scratch_at):
-        size = most * (dim + 1 + sizes[4] + LANES)
+    def attend_shares(num_shares, addresses, seen, sizes, scratch):
+        scratch_at, size = scratch
         for share in numba.prange(num_shares):
             team = share, num_shares
             attend_share(team, addresses, seen, sizes, scratch_at + 4 * share * size)

@@ -16,15 +16,16 @@ import torch
 from paceline.engine.native.compiled import choose_by_count, compiled, floats, unsigned_bytes
 from paceline.engine.native.panels import build_multiply_panel, most_rows
 from paceline.engine.native.tiles import (
+    GROUP,
     PANEL,
     VECTORS,
     Tiled,
     Tiles,
+    build_multiply_rows,
     build_tiles,
     pack_rows,
 )
 from paceline.engine.native.vector import (
-    add_outer,
     load,
     load_nibbles,
     load_signed_bytes,
@@ -33,7 +34,6 @@ from paceline.engine.native.vector import (
     zeros,
 )
 
-GROUP = 32
 _LEVELS_4 = 15
 _LEVELS_8 = 127
 _TINY = torch.finfo(torch.float32).tiny
@@ -101,7 +101,7 @@ def _build_8() -> Tiles:
 
 def _build(read: Any) -> Tiles:
     most = most_rows()
-    multiply_rows = choose_by_count(functools.partial(_build_rows, read), most)
+    multiply_rows = choose_by_count(functools.partial(build_multiply_rows, read), most)
     multiply_floats = build_multiply_panel()
 
     @compiled()
@@ -118,25 +118,6 @@ def _build(read: Any) -> Tiles:
         multiply_floats(panel, first, last, (operands[0], 0, floats_at, 0, 0, operands[5]), sizes)
 
     return build_tiles(multiply_panel)
-
-
-def _build_rows(read: Any, count: int) -> Any:
-    """The loop over one panel for `count` rows of the step."""
-    num_vectors = count * VECTORS
-
-    @compiled()
-    def multiply_rows(panel, row, operands, sizes):
-        _, num_columns, num_outputs = sizes
-        x = floats(operands[0] + 4 * row * num_columns)
-        total = zeros(num_vectors)
-        for group in range(num_columns // GROUP):
-            for column in range(group * GROUP, (group + 1) * GROUP):
-                vectors = read(panel, column, operands, num_columns)
-                total = add_outer(total, vectors, x, column, num_columns)
-        output = floats(operands[5] + 4 * (row * num_outputs + panel * PANEL))
-        store(output, 0, num_outputs, total, VECTORS)
-
-    return multiply_rows
 
 
 @compiled()

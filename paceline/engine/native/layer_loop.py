@@ -9,12 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
-
 from paceline.engine.native.attend import build_attend
 from paceline.engine.native.barrier import wait
 from paceline.engine.native.compiled import compiled, floats, integers, share_of
-from paceline.engine.native.rows import exponential, normalize_rows, turn_heads
+from paceline.engine.native.rows import gate_columns, normalize_rows, turn_heads
 from paceline.engine.native.tiles import PANEL, Tiles
 from paceline.engine.native.vector import LANES
 
@@ -136,11 +134,4 @@ def _build_store(width: int) -> Any:
 @compiled()
 def _gate_share(team, gate_up_at, act_at, num_rows, inner):
     first, last = share_of(*team, inner // LANES)
-    gate_up, act = floats(gate_up_at), floats(act_at)
-    for row in range(num_rows):
-        gates, start = 2 * row * inner, row * inner
-        for i in range(first * LANES, last * LANES):
-            gate = gate_up[gates + i]
-            act[start + i] = (
-                gate / (np.float32(1) + exponential(-gate)) * gate_up[gates + inner + i]
-            )
+    gate_columns(gate_up_at, act_at, (first * LANES, last * LANES), num_rows, inner)

@@ -17,10 +17,11 @@ from paceline.engine.native.tiles import (
     VECTORS,
     Tiled,
     Tiles,
+    build_multiply_rows,
     build_tiles,
     pack_rows,
 )
-from paceline.engine.native.vector import add_outer, load, prefetch, store, zeros
+from paceline.engine.native.vector import load, prefetch
 
 _AHEAD = 64
 """Columns ahead of its use that a weight is asked for: memory takes that long."""
@@ -49,7 +50,7 @@ def _build() -> Tiles:
 def build_multiply_panel() -> Any:
     """The loop over one panel; see `build_tiles`."""
     most = most_rows()
-    multiply_rows = choose_by_count(_build_rows, most)
+    multiply_rows = choose_by_count(functools.partial(build_multiply_rows, _read), most)
 
     @compiled()
     def multiply_panel(panel, first, last, operands, sizes):
@@ -61,21 +62,9 @@ def build_multiply_panel() -> Any:
     return multiply_panel
 
 
-def _build_rows(count: int) -> Any:
-    """The loop over one panel for `count` rows of the step."""
-    num_vectors = count * VECTORS
-
-    @compiled()
-    def multiply_rows(panel, row, operands, sizes):
-        _, num_columns, num_outputs = sizes
-        x = floats(operands[0] + 4 * row * num_columns)
-        weights = floats(operands[2] + 4 * panel * num_columns * PANEL)
-        total = zeros(num_vectors)
-        for column in range(num_columns):
-            prefetch(weights, (column + _AHEAD) * PANEL, VECTORS)
-            vectors = load(weights, column * PANEL, VECTORS)
-            total = add_outer(total, vectors, x, column, num_columns)
-        output = floats(operands[5] + 4 * (row * num_outputs + panel * PANEL))
-        store(output, 0, num_outputs, total, VECTORS)
-
-    return multiply_rows
+@compiled()
+def _read(panel, column, operands, num_columns):
+    """A column of a panel; asks for one that comes later."""
+    weights = floats(operands[2] + 4 * panel * num_columns * PANEL)
+    prefetch(weights, (column + _AHEAD) * PANEL, VECTORS)
+    return load(weights, column * PANEL, VECTORS)

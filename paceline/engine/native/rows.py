@@ -50,7 +50,7 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Te
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up [T, N] of rows [T, 2 * N] that hold gate and up one after the other."""
     out = gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2))
-    _gate(gate_up.data_ptr(), out.data_ptr(), *out.shape)
+    gate_columns(gate_up.data_ptr(), out.data_ptr(), (0, out.shape[1]), *out.shape)
     return out
 
 
@@ -104,11 +104,12 @@ def normalize_rows(x_at, weight_at, epsilon, out_at, num_rows, size):
 
 
 @compiled()
-def _gate(x_at, out_at, num_rows, size):
+def gate_columns(x_at, out_at, columns, num_rows, size):
+    """See `gate`; columns (first, one past the last) alone."""
     x, out = floats(x_at), floats(out_at)
     for row in range(num_rows):
         gate, up, start = 2 * row * size, (2 * row + 1) * size, row * size
-        for i in range(size):
+        for i in range(columns[0], columns[1]):
             g = x[gate + i]
             out[start + i] = g / (np.float32(1) + exponential(-g)) * x[up + i]
 

@@ -12,12 +12,14 @@ from typing import Any
 import numba
 import torch
 
-from paceline.engine.native.compiled import compiled, find_num_shares, share_of
-from paceline.engine.native.vector import LANES
+from paceline.engine.native.compiled import compiled, find_num_shares, floats, share_of
+from paceline.engine.native.vector import LANES, add_outer, store, zeros
 
 VECTORS = 2
 PANEL = VECTORS * LANES
 """Rows of the matrix that are computed side by side."""
+GROUP = 32
+"""Columns of a row that may share a scale."""
 _SLAB = 144
 """Rows of the step that meet all panels before others do: as many as a core's cache holds."""
 _SHARED_PRODUCTS = 1 << 18
@@ -79,6 +81,31 @@ def pack_rows(numbers: torch.Tensor) -> torch.Tensor:
     panels[:num_full] = full.transpose(1, 2)
     panels[num_full:, :, : num_rows % PANEL] = numbers[num_full * PANEL :].T
     return panels
+
+
+def build_multiply_rows(read: Any, count: int) -> Any:
+    """The loop over one panel for `count` rows of the step.
+
+    Args:
+        read: (panel, column, operands, number of columns): a column of a panel, as two vectors.
+        count: Rows whose sums are held in registers.
+    """
+    num_vectors = count * VECTORS
+
+    @compiled()
+    def multiply_rows(panel, row, operands, sizes):
+        _, num_columns, num_outputs = sizes
+        x = floats(operands[0] + 4 * row * num_columns)
+        total = zeros(num_vectors)
+        # By groups, so that what a group shares is read once.
+        for first in range(0, num_columns, GROUP):
+            for column in range(first, min(first + GROUP, num_columns)):
+                vectors = read(panel, column, operands, num_columns)
+                total = add_outer(total, vectors, x, column, num_columns)
+        output = floats(operands[5] + 4 * (row * num_outputs + panel * PANEL))
+        store(output, 0, num_outputs, total, VECTORS)
+
+    return multiply_rows
 
 
 def build_tiles(multiply_panel: Any) -> Tiles:
