@@ -280,8 +280,13 @@ class CudaRows:
 
 def find_slots(step: Step, device: torch.device) -> torch.Tensor:
     """The slot of every row of a step, int64 [T]."""
+    return torch.tensor(list_slots(step), dtype=torch.int64).to(device, non_blocking=True)
+
+
+def list_slots(step: Step) -> list[int]:
+    """The slot of every row of a step."""
     slots: list[int] = []
     for span in step.spans:
         for first, last in slot_runs(span.block_table, step.block_size, span.start, span.end):
             slots.extend(range(first, last))
-    return torch.tensor(slots, dtype=torch.int64).to(device, non_blocking=True)
+    return slots

@@ -19,8 +19,8 @@ MUTANTS = (
     Mutant(
         "surplus rows written into the first block",
         _PACKED,
-        "_find_slots(step), spare_block * step.block_size",
-        "_find_slots(step), 0",
+        "list_slots(step), spare_block * step.block_size",
+        "list_slots(step), 0",
         (*_PACKED_TESTS, *_RUN),
     ),
     Mutant(

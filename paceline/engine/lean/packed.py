@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.engine.paged_cache import slot_runs
+from paceline.engine.attention import list_slots
+from paceline.engine.model_runner import find_logit_rows
 from paceline.engine.step import Step
 
 
@@ -97,16 +98,8 @@ def pack(step: Step, numbers: torch.Tensor, shape: PackedShape, spare_block: int
     ends = list(accumulate(len(span.token_ids) for span in step.spans))
     _fill(ids, [token_id for span in step.spans for token_id in span.token_ids], 0)
     _fill(positions, [p for span in step.spans for p in range(span.start, span.end)], 0)
-    _fill(slots, _find_slots(step), spare_block * step.block_size)
-    _fill(
-        wanted,
-        [
-            row
-            for span, end in zip(step.spans, ends, strict=True)
-            for row in range(end - span.num_logits, end)
-        ],
-        0,
-    )
+    _fill(slots, list_slots(step), spare_block * step.block_size)
+    _fill(wanted, find_logit_rows(step), 0)
     _fill(lengths, [span.end for span in step.spans], 1)
     surplus = np.arange(1, shape.num_sequences - len(ends) + 1)
     starts[: len(ends) + 1] = [0, *ends]
@@ -115,16 +108,6 @@ def pack(step: Step, numbers: torch.Tensor, shape: PackedShape, spare_block: int
     for index, span in enumerate(step.spans):
         first = index * shape.table_width
         tables[first : first + len(span.block_table)] = span.block_table
-
-
-def _find_slots(step: Step) -> list[int]:
-    """The slot of every row."""
-    return [
-        slot
-        for span in step.spans
-        for run in slot_runs(span.block_table, step.block_size, span.start, span.end)
-        for slot in range(*run)
-    ]
 
 
 def _fill(part: npt.NDArray[Any], values: list[int], surplus: int) -> None:
