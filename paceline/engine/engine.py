@@ -15,22 +15,23 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from paceline.engine.block_pool import BlockPool
 from paceline.engine.figures import EngineFigures
-from paceline.engine.history import History, row_histories
 from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
 from paceline.engine.mailbox import Mailbox
+from paceline.engine.returns import Returns
 from paceline.engine.sampling import target_laws
-from paceline.engine.scheduler import Demand, Plan, Scheduler
+from paceline.engine.scheduler import Plan, Scheduler
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import ModelRunner
+from paceline.engine.task import Task
 from paceline.errors import Aborted, Exhausted
-from paceline.records import ReplicaLoad, SamplingParams, SessionSpec
+from paceline.records import ReplicaLoad, SessionSpec
 
 T = TypeVar("T")
 
@@ -46,40 +47,6 @@ class EngineOptions:
     max_draft_tokens: int = 16
 
 
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A job in flight."""
-
-    sequence: Sequence
-    job: Job[Any]
-    future: Future[Any]
-    request: Extend | None = None
-    asked_at: float = 0.0
-    started_at: float = 0.0
-
-    @property
-    def demand(self) -> Demand:
-        """What the scheduler has to know of it."""
-        assert self.request is not None
-        return Demand(self.sequence, self.request.length, self.request.num_laws)
-
-    def rows(self, num_rows: int) -> list[tuple[SamplingParams, History | None]]:
-        """What the last rows of the request need to become laws."""
-        if self.request is None or num_rows == 0:
-            return []
-        params, sequence = self.request.sampling, self.sequence
-        if not params.adjusts_logits:
-            return [(params, None)] * num_rows
-        ids = sequence.token_ids[: self.request.length]
-        histories = row_histories(
-            ids,
-            prompt_length=sequence.prompt_length,
-            num_rows=num_rows,
-            matcher=self.request.matcher,
-        )
-        return [(params, history) for history in histories]
-
-
 class Engine:
     """Runs jobs on one model."""
 
@@ -92,8 +59,9 @@ class Engine:
             max_rows=options.max_rows,
             max_short_rows=options.max_draft_tokens + 1,
         )
-        self._tasks: dict[Sequence, _Task] = {}
+        self._tasks: dict[Sequence, Task] = {}
         self._mail = Mailbox()
+        self._returns = Returns()
         self._is_stopping = False
         self._num_rows = 0
         self.num_failed_steps = 0
@@ -136,7 +104,7 @@ class Engine:
 
         The future fails with what the job raises, or with Aborted when the sequence was closed.
         """
-        task = _Task(sequence, job, Future())
+        task = Task(sequence, job, Future(), time.perf_counter())
         task.future.set_running_or_notify_cancel()
         self._mail.send(lambda: self._begin(task), task.future)
         return task.future
@@ -185,17 +153,26 @@ class Engine:
         is_idle = True
         try:
             while not self._is_stopping:
-                self._mail.read(wait=is_idle)
+                self._mail.read(None if is_idle else 0.0)
+                self._gather()
                 is_idle = not self._tasks or not self._advance()
         finally:  # also when a bug ends the thread: nobody may wait for it for ever
             self._mail.shut()
             for task in list(self._tasks.values()):
                 self._end(task, Aborted("the engine stopped"))
 
+    def _gather(self) -> None:
+        """Waits for sequences that will be back before another step would have been worth it."""
+        while self._tasks and not self._is_stopping:
+            wait_s = self._returns.wait_s(time.perf_counter())
+            if not wait_s:
+                return
+            self._mail.read(wait_s)
+
     def _set_stopping(self) -> None:
         self._is_stopping = True
 
-    def _begin(self, task: _Task) -> None:
+    def _begin(self, task: Task) -> None:
         old = self._tasks.get(task.sequence)
         if old is not None:
             self._end(old, Aborted("superseded by newer work", reason="SUPERSEDED"))
@@ -203,6 +180,7 @@ class Engine:
             task.job.close()
             task.future.set_exception(Aborted("the session is closed"))
             return
+        self._returns.come(task.sequence, task.asked_at)
         self._resume(task, None)
 
     def _close(self, sequence: Sequence) -> None:
@@ -210,14 +188,15 @@ class Engine:
         if task is not None:
             self._end(task, Aborted("the session is closed"))
         self._scheduler.close(sequence)
+        self._returns.forget(sequence)
 
-    def _end(self, task: _Task, error: BaseException) -> None:
+    def _end(self, task: Task, error: BaseException) -> None:
         self._tasks.pop(task.sequence, None)
         with contextlib.suppress(Exception):  # how a job takes its end changes nothing
             task.job.close()
         task.future.set_exception(error)
 
-    def _fail(self, task: _Task, error: Exception) -> None:
+    def _fail(self, task: Task, error: Exception) -> None:
         """Ends a job for a fault; the session is back where it was when last committed."""
         task.sequence.truncate(task.sequence.num_committed)
         self._end(task, error)
@@ -239,7 +218,9 @@ class Engine:
                 task.sequence.release()
                 self._fail(task, error)
             return True
-        self.figures.add_step(self._num_rows, time.perf_counter() - started_at)
+        duration_s = time.perf_counter() - started_at
+        self.figures.add_step(self._num_rows, duration_s)
+        self._returns.add_step(duration_s)
         last = 0
         for task, span in zip(tasks, plan.spans, strict=True):
             first, last = last, last + span.num_logits
@@ -253,7 +234,7 @@ class Engine:
                 self._resume(task, Extended(laws[first:last], queue_s, forward_s, raw))
         return True
 
-    def _forward(self, plan: Plan, tasks: list[_Task]) -> tuple[torch.Tensor, list[Law]]:
+    def _forward(self, plan: Plan, tasks: list[Task]) -> tuple[torch.Tensor, list[Law]]:
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         step = plan.step(self._pool.block_size)
@@ -267,8 +248,12 @@ class Engine:
         params, histories = [p for p, _ in rows], [h for _, h in rows]
         return logits, target_laws(logits, params, histories) if rows else []
 
-    def _resume(self, task: _Task, extended: Extended | None) -> None:
-        """Lets a job go on until it wants rows that are not in the cache, or ends."""
+    def _resume(self, task: Task, extended: Extended | None) -> None:
+        """Lets a job go on until it wants rows that are not in the cache, or ends.
+
+        Its first rows were asked for when it was handed in, maybe during a step.
+        """
+        is_first = extended is None
         try:
             while True:
                 request = next(task.job) if extended is None else task.job.send(extended)
@@ -278,12 +263,13 @@ class Engine:
                 extended = Extended([], 0.0, 0.0)  # all of it is there already
         except StopIteration as result:
             self._tasks.pop(task.sequence, None)
+            self._returns.leave(task.sequence, time.perf_counter())
             task.future.set_result(result.value)
         except Exception as error:  # bad input or a bug: the job's own, not the engine's
             self._fail(task, error)
         else:
             task.request = request
-            task.asked_at = time.perf_counter()
+            task.asked_at = task.asked_at if is_first else time.perf_counter()
             task.started_at = 0.0
             self._tasks[task.sequence] = task
 

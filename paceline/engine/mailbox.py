@@ -5,6 +5,7 @@ It knows neither what the work is nor when the thread reads.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -51,10 +52,14 @@ class Mailbox:
                 return
         future.set_exception(Aborted("the engine has stopped"))
 
-    def read(self, *, wait: bool) -> None:
-        """Does what was handed in so far; with `wait`, at least one letter."""
-        if wait:
-            _do(self._letters.get())
+    def read(self, timeout_s: float | None) -> None:
+        """Does what was handed in so far, after waiting so long for a first letter.
+
+        None waits for ever.
+        """
+        if timeout_s != 0:
+            with contextlib.suppress(queue.Empty):
+                _do(self._letters.get(timeout=timeout_s))
         while not self._letters.empty():  # nobody else reads
             _do(self._letters.get())
 

@@ -17,6 +17,7 @@ from paceline.engine.engine import Engine, EngineOptions
 from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
 from paceline.engine.model_runner import NetworkRunner
+from paceline.engine.returns import Returns
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import ModelRunner, Step
 from paceline.errors import Aborted, Exhausted, InvalidArgument
@@ -309,6 +310,55 @@ def test_laws_know_the_text_and_logits_stay_raw(
     raw = extended.logits[-1].double().softmax(0).numpy()
     np.testing.assert_allclose(raw, expected, atol=1e-5)
     engine.close(sequence)
+
+
+class CountingRunner:
+    """A runner that notes how many sequences each step has."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.num_sequences: list[int] = []
+
+    def run(self, step: Step) -> torch.Tensor:
+        """Notes a step and runs it."""
+        self.num_sequences.append(len(step.spans))
+        return self._runner.run(step)
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """As the runner does."""
+        self._runner.allocate(num_blocks, block_size)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """As the runner does."""
+        self._runner.copy_blocks(pairs)
+
+
+def test_a_step_waits_for_those_who_will_soon_be_back(
+    network: PreTrainedModel, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sessions whose rounds overlap share steps; nobody waits for one that has ended."""
+    add_step = Returns.add_step
+    monkeypatch.setattr(Returns, "add_step", lambda returns, _: add_step(returns, 1e4))
+    runner = CountingRunner(NetworkRunner(network, VOCABULARY))
+    engine = start_engine(runner)
+    sequences = [open_sequence(engine, prompt(5, seed)) for seed in (1, 2)]
+
+    def run(sequence: Sequence) -> Future[list[Law]]:
+        return engine.submit(sequence, read_laws(sequence, 1))
+
+    first, second = sequences
+    for sequence in (first, second, first):  # whose absence is known is expected back
+        run(sequence).result(WAIT_S)
+    waiting = run(second)
+    assert [1, 1, 1] == engine.call(runner.num_sequences.copy).result(WAIT_S)
+    assert 1 == len(run(first).result(WAIT_S))
+    assert 1 == len(waiting.result(WAIT_S))
+    assert [1, 1, 1, 2] == runner.num_sequences
+    alone = run(first)
+    engine.close(second)
+    assert 1 == len(alone.result(WAIT_S))
+    assert [1, 1, 1, 2, 1] == runner.num_sequences
+    engine.close(first)
 
 
 def test_newer_job_supersedes(start_engine: StartEngine) -> None:

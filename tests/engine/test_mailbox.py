@@ -21,7 +21,7 @@ def test_letters_are_done_in_order() -> None:
 
     futures = [mailbox.post(lambda n=n: note(n)) for n in range(4)]  # type: ignore[misc]  # a default binds n
     assert [] == done
-    mailbox.read(wait=False)
+    mailbox.read(0)
     assert [0, 1, 2, 3] == done
     assert [0, 10, 20, 30] == [future.result(0) for future in futures]
 
@@ -29,7 +29,7 @@ def test_letters_are_done_in_order() -> None:
 def test_reading_waits_for_a_letter() -> None:
     """A reader that waits goes on when something is handed in from another thread."""
     mailbox = Mailbox()
-    reader = threading.Thread(target=mailbox.read, kwargs={"wait": True})
+    reader = threading.Thread(target=mailbox.read, args=(None,))
     reader.start()
     assert 7 == mailbox.post(lambda: 7).result(10)
     reader.join(10)
@@ -40,7 +40,7 @@ def test_a_letter_s_fault_is_its_own() -> None:
     """An exception reaches the future of its letter; the next letter is done."""
     mailbox = Mailbox()
     bad, good = mailbox.post(lambda: 1 // 0), mailbox.post(lambda: 1)
-    mailbox.read(wait=False)
+    mailbox.read(0)
     with pytest.raises(ZeroDivisionError):
         bad.result(0)
     assert 1 == good.result(0)
@@ -55,7 +55,7 @@ def test_a_fault_after_settling_is_no_second_result() -> None:
         raise ValueError
 
     mailbox.send(settle_and_fail, future)
-    mailbox.read(wait=False)
+    mailbox.read(0)
     assert 3 == future.result(0)
 
 

@@ -12,6 +12,7 @@ _LEAN_RUNNER = "paceline/engine/lean/runner.py"
 _LEAN_ATTENTION = "paceline/engine/lean/attention.py"
 _SCHEDULER = "paceline/engine/scheduler.py"
 _ENGINE = "paceline/engine/engine.py"
+_RETURNS = "paceline/engine/returns.py"
 _VERIFIER = "verify_service/verifier.py"
 
 _CATCHING_UP = "tests/draft_service/test_model_drafter.py::test_catching_up_after_every_outcome"
@@ -185,5 +186,26 @@ MUTANTS = (
         "            sequence.num_cached = min(sequence.num_cached, first_logit)\n",
         "",
         ("tests/engine/test_engine.py", "tests/engine/test_scheduler.py"),
+    ),
+    Mutant(
+        "a step that waits for whoever was long away",
+        _RETURNS,
+        "if self._absence_s.get(sequence, math.inf) <= self._patience_s",
+        "if self._absence_s.get(sequence, math.inf) < math.inf",
+        ("tests/engine/test_returns.py",),
+    ),
+    Mutant(
+        "a step that waits from now on, again and again",
+        _RETURNS,
+        "left_at + self._patience_s",
+        "now + self._patience_s",
+        ("tests/engine/test_returns.py",),
+    ),
+    Mutant(
+        "steps that wait for nobody",
+        _ENGINE,
+        "                self._gather()\n",
+        "",
+        ("tests/engine/test_engine.py",),
     ),
 )

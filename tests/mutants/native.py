@@ -8,6 +8,7 @@ _COMPILED = "paceline/engine/native/compiled.py"
 _GROUPED = "paceline/engine/native/grouped.py"
 _ROWS = "paceline/engine/native/rows.py"
 _ATTEND = "paceline/engine/native/attend.py"
+_EMIT = "paceline/engine/native/emit.py"
 _LOOP = "paceline/engine/native/layer_loop.py"
 
 _PRODUCTS = ("tests/engine/native/test_grouped.py",)
@@ -57,6 +58,24 @@ MUTANTS = (
         _ATTEND,
         "scores[i] = exponential(scores[i] - largest)",
         "scores[i] = exponential(scores[i])",
+        _ATTENTION,
+    ),
+    Mutant(
+        "the largest score among the first sixteen",
+        _ATTEND,
+        "most = larger(most, load(scores, i, 1))",
+        "most = larger(most, most)",
+        _ATTENTION,
+    ),
+    Mutant(
+        "lanes added up in another order where sixteen keys are taken",
+        _EMIT,
+        "if i % size < size // 2]\n        size //= 2\n"
+        "        masks = [ir.Constant(LANE_INTEGERS, [i + shift for i in lower]) "
+        "for shift in (0, size)]",
+        "if i % 2 == 0]\n        size //= 2\n"
+        "        masks = [ir.Constant(LANE_INTEGERS, [i + shift for i in lower]) "
+        "for shift in (0, 1)]",
         _ATTENTION,
     ),
     Mutant(

@@ -8,6 +8,7 @@ _SAMPLING = "paceline/engine/sampling.py"
 _ADJUSTMENT = "paceline/engine/adjustment.py"
 _HISTORY = "paceline/engine/history.py"
 _ENGINE = "paceline/engine/engine.py"
+_TASK = "paceline/engine/task.py"
 _VERIFIER = "verify_service/verifier.py"
 
 _AT_EVERY_ROW = ("tests/law/test_parameters.py",)
@@ -112,21 +113,21 @@ MUTANTS = (
     ),
     Mutant(
         "parameters missing at the bonus row",
-        _ENGINE,
+        _TASK,
         _ROWS,
         "[*[(params, h) for h in histories[:-1]], (SamplingParams(), None)]",
         _SERVED,
     ),
     Mutant(
         "parameters missing at the verified rows",
-        _ENGINE,
+        _TASK,
         _ROWS,
         "[*[(SamplingParams(), None)] * (num_rows - 1), (params, histories[-1])]",
         _SERVED,
     ),
     Mutant(
         "min_tokens missing at the bonus row",
-        _ENGINE,
+        _TASK,
         _ROWS,
         "[*[(params, h) for h in histories[:-1]],"
         " (__import__('dataclasses').replace(params, min_tokens=0), histories[-1])]",

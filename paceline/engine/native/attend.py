@@ -24,11 +24,14 @@ from paceline.engine.native.compiled import (
     integers,
     share_of,
 )
+from paceline.engine.native.emit import LANES
 from paceline.engine.native.rows import exponential
 from paceline.engine.native.vector import (
-    LANES,
     add_multiple,
     add_outer,
+    dots,
+    larger,
+    largest_lane,
     load,
     store,
     store_dots,
@@ -193,13 +196,20 @@ def _build_score(width: int, count: int) -> Any:
     @compiled()
     def score(queries_at, keys_at, runs_at, stretch, scores_at, stride):
         keys, runs, scores = floats(keys_at), integers(runs_at), floats(scores_at)
-        queries = load(floats(queries_at), 0, num_vectors)
+        numbers = floats(queries_at)
+        queries = load(numbers, 0, num_vectors)
         first_run, last_run, begin, end = stretch
         key = 0
         for run in range(first_run, last_run):
             first, last = _clip(runs[2 * run], runs[2 * run + 1], begin - key, end - key)
             shift = key - begin - runs[2 * run]
-            for slot in range(first, last):
+            # Sixteen keys at a time, and one by one those that are left.
+            rest = first + max(0, last - first) // LANES * LANES
+            for slot in range(first, rest, LANES):
+                for i in range(count):
+                    found = dots(load(numbers, i * dim, width), keys, slot * dim, dim)
+                    store(scores, i * stride + slot + shift, 0, found, 1)
+            for slot in range(rest, last):
                 store_dots(scores, slot + shift, stride, queries, load(keys, slot * dim, width))
             key += runs[2 * run + 1] - runs[2 * run]
 
@@ -254,9 +264,12 @@ def _weigh(scores_at, first, last, count):
     The weight of the largest is 1. Behind the scores there is room for a vector.
     """
     scores = floats(scores_at)
-    largest = np.float32(-np.inf)
-    for i in range(first, last):
-        largest = max(largest, scores[i])
+    for i in range(last, last + LANES):
+        scores[i] = np.float32(-np.inf)
+    most = load(scores, first, 1)
+    for i in range(first + LANES, last, LANES):
+        most = larger(most, load(scores, i, 1))
+    largest = largest_lane(most)
     for i in range(first):
         scores[i] = np.float32(0)
     for i in range(first, last):

@@ -12,9 +12,9 @@ from typing import Any
 from paceline.engine.native.attend import build_attend
 from paceline.engine.native.barrier import wait
 from paceline.engine.native.compiled import compiled, floats, integers, share_of
+from paceline.engine.native.emit import LANES
 from paceline.engine.native.rows import gate_columns, normalize_rows, turn_heads
 from paceline.engine.native.tiles import PANEL, Tiles
-from paceline.engine.native.vector import LANES
 
 
 @functools.cache

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from paceline.engine.native.attend import Seen, num_scratch
+from paceline.engine.native.emit import LANES
 from paceline.engine.native.layer_loop import build_layer_loop
 from paceline.engine.native.tiles import PANEL, Tiled
-from paceline.engine.native.vector import LANES
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import numba
 import torch
 
 from paceline.engine.native.compiled import compiled, find_num_shares, floats, share_of
-from paceline.engine.native.vector import LANES, add_outer, store, zeros
+from paceline.engine.native.emit import LANES
+from paceline.engine.native.vector import add_outer, store, zeros
 
 VECTORS = 2
 PANEL = VECTORS * LANES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -55,14 +57,16 @@ def test_rows_attend_to_their_runs(
             row += 1
 
 
-def test_large_scores() -> None:
+@pytest.mark.parametrize("num_before", [1, 40])
+def test_large_scores(num_before: int) -> None:
     """Scores far from zero neither overflow nor lose what they differ by."""
-    keys = torch.zeros(1, 3, 16)
-    keys[0, :, 0] = torch.tensor([-1e4, 356, 359])  # scores -2500, 89 and 89.75
-    values = torch.arange(3.0).view(1, 3, 1).expand(1, 3, 16).contiguous()
+    num_keys = num_before + 2
+    keys, values = torch.zeros(1, num_keys, 16), torch.zeros(1, num_keys, 16)
+    keys[0, :, 0] = torch.tensor([*[-1e4] * num_before, 356, 359])  # scores -2500, 89 and 89.75
+    values[0, -2:] = torch.tensor([[1.0], [2.0]])
     heads = torch.ones(1, 3, 16)
     output = torch.empty(1, 1, 16)
-    attend.attend(heads, keys, values, plan([(1, [(0, 3)])]), output)
+    attend.attend(heads, keys, values, plan([(1, [(0, num_keys)])]), output)
     expected = 1 + torch.sigmoid(torch.tensor(0.75))
     torch.testing.assert_close(expected.expand(1, 1, 16), output, rtol=1e-4, atol=0)
 
@@ -74,3 +78,17 @@ def test_large_scores() -> None:
 def test_sizes_that_are_served(dim: int, is_served: bool) -> None:
     """Whole vectors only."""
     assert is_served == attend.serves(dim)
+
+
+def test_a_score_does_not_depend_on_how_many_keys_are_taken_at_once() -> None:
+    """Keys are taken by sixteen, wherever a stretch begins; no bit may tell."""
+    generator = torch.Generator().manual_seed(1)
+    heads = torch.randn(1, 3, 64, generator=generator)
+    keys, values = (torch.randn(1, NUM_SLOTS, 64, generator=generator) for _ in "kv")
+    outputs = []
+    for cuts in ((0, 100), (0, 1, 100), (0, 15, 32, 100), (0, 16, 31, 33, 100)):
+        runs = list(itertools.pairwise(cuts))
+        output = torch.empty(1, 1, 64)
+        attend.attend(heads, keys, values, plan([(1, runs)]), output)
+        outputs.append(output)
+    assert all(torch.equal(outputs[0], output) for output in outputs)
