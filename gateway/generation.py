@@ -24,6 +24,7 @@ from gateway.round_times import RoundTimes
 from gateway.tiers import Target, Tiers
 from gateway.turns import Place, Turns
 from gateway.verifier_session import VerifierBounds, VerifierSession
+from gateway.watch import Watch
 from paceline.errors import PacelineError
 from paceline.v1 import gateway_pb2
 
@@ -60,11 +61,7 @@ async def run_generation(
     generation = generation if place.drafts else replace(generation, num_draft_tokens=0)
     sessions = _open_sessions(generation, target, tiers, config, call)
     record = Record(generation, sessions, observers, span, place, call.arrived_s)
-    watch = observers.watch
-    policy = watch.watched(
-        choose_policy(generation, config, lambda: watch.times(sessions.drafter.source)),
-        lambda: sessions.drafter.source,
-    )
+    policy = place.shared(_watched_policy(generation, config, sessions, observers.watch))
     try:
         rounds = run_rounds(
             sessions,
@@ -93,6 +90,15 @@ async def run_generation(
         sessions.drafter.close()
         record.close()
         span.end(sys.exception())
+
+
+def _watched_policy(
+    generation: Generation, config: GatewayConfig, sessions: Sessions, watch: Watch
+) -> DraftLengthPolicy:
+    return watch.watched(
+        choose_policy(generation, config, lambda: watch.times(sessions.drafter.source)),
+        lambda: sessions.drafter.source,
+    )
 
 
 def choose_policy(

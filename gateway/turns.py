@@ -5,15 +5,18 @@ neighbours are slowed as much as it is, its prompt is run twice, and a plain rou
 draft is slow too. So for a while all that begin draft, then for a while none does, and what they
 took either way is compared, prompts included. Only finished rounds are looked at, and a generation
 is of one kind from before its first token, so the law of its output is not touched. One that begins
-alone always drafts: there is nobody to take time from. It does not know how long proposals are.
+alone always drafts: there is nobody to take time from. It stops while others have come, if that was
+found to slow them. It does not know how long proposals are.
 """
 
 from __future__ import annotations
 
 import structlog
 
+from gateway.draft_length import DraftLengthPolicy, FinishedRound
+
 ENOUGH = 16
-"""Generations that a turn rests on, and as many rounds of each."""
+"""Generations that a turn rests on, and as many tokens of each."""
 ALIKE = 0.75
 """Share of the running generations that must be of one kind for a round to count."""
 FIRST_HOLD = 8 * ENOUGH
@@ -40,7 +43,7 @@ class Turns:
     def begin(self) -> Place:
         """Begins a generation that may be of either kind."""
         if not self.num_running:
-            return Place(self, True, is_compared=True)
+            return Place(self, True, is_compared=True, gives_way=True)
         if self.drafts == self._best:
             self._num_begun += 1
             if self._num_begun > self._hold and self._sums[self.drafts].is_enough:
@@ -97,9 +100,12 @@ class Turns:
 class Place:
     """One generation among those that run."""
 
-    def __init__(self, turns: Turns, drafts: bool, *, is_compared: bool) -> None:
+    def __init__(
+        self, turns: Turns, drafts: bool, *, is_compared: bool, gives_way: bool = False
+    ) -> None:
         self._turns = turns
         self._is_compared = is_compared
+        self._gives_way = gives_way
         self._is_first = True
         self.drafts = drafts
         """Whether it drafts."""
@@ -115,12 +121,38 @@ class Place:
         """Ends the generation."""
         self._turns.count(self.drafts, -1)
 
+    def shared(self, policy: DraftLengthPolicy) -> DraftLengthPolicy:
+        """The policy of a generation that began alone, which asks for nothing beside others."""
+        return _SharedLength(policy, self) if self._gives_way else policy
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are others now, and drafting was found to slow them."""
+        return self._turns.num_running > 1 and not self._turns.drafts
+
+
+class _SharedLength:
+    """A session's own policy, where it has the cores for itself."""
+
+    def __init__(self, policy: DraftLengthPolicy, place: Place) -> None:
+        self._policy = policy
+        self._place = place
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """What the session wants, or nothing."""
+        return 0 if self._place.waits else self._policy.num_draft_tokens
+
+    def observe(self, finished: FinishedRound) -> None:
+        """Takes in one round."""
+        self._policy.observe(finished)
+
 
 class _Sums:
     """What the rounds of one kind took: first ones, which run the prompt, and later ones."""
 
     def __init__(self) -> None:
-        self.num_first = self.num_tokens = self._num_later = 0
+        self.num_first = self.num_tokens = 0
         self._first_s = self._later_s = 0.0
 
     def observe(self, num_tokens: int, round_s: float, *, is_first: bool) -> None:
@@ -128,13 +160,12 @@ class _Sums:
             self.num_first += 1
             self._first_s += round_s
         else:
-            self._num_later += 1
             self.num_tokens += num_tokens
             self._later_s += round_s
 
     @property
     def is_enough(self) -> bool:
-        return self.num_first >= ENOUGH and self._num_later >= ENOUGH * ENOUGH
+        return self.num_first >= ENOUGH and self.num_tokens >= ENOUGH * ENOUGH
 
     def generation_s(self, num_later_tokens: float) -> float:
         """Seconds of a generation with so many tokens behind those of its first round."""

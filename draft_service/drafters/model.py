@@ -36,6 +36,9 @@ from paceline.records import (
 )
 from paceline.tier import check_token_ids, open_matcher, open_sequence
 
+_LAG = 16
+"""Tokens that a draft may be behind while none is asked for: one step catches up with them."""
+
 
 class ModelDrafter:
     """A model that drafts for all its sessions, batched by its engine."""
@@ -140,7 +143,8 @@ class ModelDraftSession:
         room = 0 if self._is_lost else self._identity.max_length - base_length
         num_tokens = min(advance.num_draft_tokens, self._engine.options.max_draft_tokens, room)
         if num_tokens < 1:
-            if room > 0:  # past what the draft can run there is nothing to keep warm
+            # Past what the draft can run there is nothing to keep warm.
+            if room > 0 and base_length - 1 - sequence.num_cached >= _LAG:
                 yield Extend(base_length - 1, 0, self._sampling)
             return Proposal(advance.round, base_length)
         walker = self._walk()

@@ -81,6 +81,19 @@ async def test_nothing_wanted_keeps_the_cache_warm(tiers: Any, rounds: Any, netw
     await tier.watch(lambda load: load.num_held_blocks == 3)
 
 
+async def test_a_few_tokens_behind_cost_no_step(tiers: Any, rounds: Any, networks: Any) -> None:
+    """The next draft token's own step catches up with them."""
+    tier = await tiers.draft(networks.find())
+    peer = await tier.open(rounds.spec([5] * 15))
+    await tier.watch(lambda load: load.num_held_blocks == 1)
+    engine = tier.service._drafters[networks.find()].engine
+    num_steps = sum(engine.figures.rows.counts)
+    await peer.send_advance(Advance(1, 20, (6,) * 5, 0))
+    proposal = await peer.draft(Advance(2, 21, (7,), 2))
+    assert tuple(networks.generate((*[5] * 15, *[6] * 5, 7), 2)) == proposal.token_ids
+    assert num_steps + 2 == sum(engine.figures.rows.counts)
+
+
 async def test_newer_advance_supersedes(
     tiers: Any, rounds: Any, networks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,4 +96,11 @@ MUTANTS = (
         "plain.generation_s(plain.num_tokens / plain.num_first)\n",
         _TURNS_TESTS,
     ),
+    Mutant(
+        "a generation that began alone drafts on beside others",
+        _TURNS,
+        "return self._turns.num_running > 1 and not self._turns.drafts",
+        "return False",
+        _TURNS_TESTS,
+    ),
 )
