@@ -95,13 +95,22 @@ def peer_draft(source: str, target: str) -> str:
     return f"{source}:{target}" if source.startswith("quantized:") else source
 
 
-def _load(name: str, settings: PeerSettings) -> Any:
+def load_network(name: str, cache_dir: Path) -> Any:
+    """A model as transformers has it.
+
+    Raises:
+        PacelineError: it cannot be loaded, or is not one of transformers.
+    """
     from paceline.engine import models
 
-    loaded = models.load(name, models.LoadOptions(settings.cache_dir), lambda _: None)
-    network: Any = loaded.network
-    if not hasattr(network, "generate"):
+    loaded = models.load(name, models.LoadOptions(cache_dir), lambda _: None)
+    if not hasattr(loaded.network, "generate"):
         raise InvalidArgument("target", f"{name} is not a model of transformers")
+    return loaded.network
+
+
+def _load(name: str, settings: PeerSettings) -> Any:
+    network = load_network(name, settings.cache_dir)
     end_ids = network.generation_config.eos_token_id
     network.generation_config.pad_token_id = end_ids[0] if isinstance(end_ids, list) else end_ids
     if settings.options.ignore_eos:

@@ -121,15 +121,17 @@ def _options(options: dict[str, Any], **fields: Any) -> GenerationOptions:
 
 
 def _served(gateway: Stub, drafts: Sequence[str], options: dict[str, Any]) -> list[Row]:
-    """Plain decoding, and one row for each draft source."""
+    """Plain decoding, and one row for each draft source.
+
+    A source that was not asked for is not named to the service either: it may leave drafting.
+    """
     rows: list[Row] = [
         ServedRow("plain", gateway, _options(options, draft="none", num_draft_tokens=0))
     ]
-    length = options["num_draft_tokens"]
-    rows += (
-        ServedRow(name, gateway, _options(options, draft=name, num_draft_tokens=length))
-        for name in drafts
-    )
+    length, is_named = options["num_draft_tokens"], bool(options["draft"])
+    for name in drafts:
+        asked = _options(options, draft=name if is_named else "", num_draft_tokens=length)
+        rows.append(ServedRow(name, gateway, asked))
     return rows
 
 
