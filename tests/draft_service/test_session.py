@@ -87,11 +87,17 @@ async def test_a_few_tokens_behind_cost_no_step(tiers: Any, rounds: Any, network
     peer = await tier.open(rounds.spec([5] * 15))
     await tier.watch(lambda load: load.num_held_blocks == 1)
     engine = tier.service._drafters[networks.find()].engine
-    num_steps = sum(engine.figures.rows.counts)
+
+    def count_steps() -> int:
+        """Between two steps, so that none is in flight."""
+        count: int = engine.call(lambda: sum(engine.figures.rows.counts)).result()
+        return count
+
+    num_steps = count_steps()
     await peer.send_advance(Advance(1, 20, (6,) * 5, 0))
     proposal = await peer.draft(Advance(2, 21, (7,), 2))
     assert tuple(networks.generate((*[5] * 15, *[6] * 5, 7), 2)) == proposal.token_ids
-    assert num_steps + 2 == sum(engine.figures.rows.counts)
+    assert num_steps + 2 == count_steps()
 
 
 async def test_newer_advance_supersedes(
