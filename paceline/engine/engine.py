@@ -269,7 +269,8 @@ class Engine:
             self._fail(task, error)
         else:
             task.request = request
-            task.asked_at = task.asked_at if is_first else time.perf_counter()
+            if not is_first:
+                task.asked_at = time.perf_counter()
             task.started_at = 0.0
             self._tasks[task.sequence] = task
 

@@ -2,8 +2,9 @@
 
 A step of few rows takes as long as reading the weights, however few they are. Without a word about
 it, sessions fall into groups that take turns: while one is in a step, the other's answers travel,
-so every round lasts two steps. Whoever has always been back sooner than the shortest step takes is
-therefore waited for, that long at most. It sees when sequences leave and come, and nothing else.
+so every round lasts two steps. Whoever was back the last time before the shortest step would have
+ended is therefore waited for, that long at most. It sees when sequences leave and come, and nothing
+else.
 """
 
 from __future__ import annotations
