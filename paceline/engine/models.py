@@ -30,7 +30,11 @@ from paceline.engine.lean.weights import copied_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
 from paceline.engine.model_files import ModelFiles, find_eos
 from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_source
-from paceline.engine.quantization import quantize_int8_per_row, round_int4_per_group
+from paceline.engine.quantization import (
+    quantize_int8_per_row,
+    round_int4_per_group,
+    takes_int4,
+)
 from paceline.engine.table_model import TABLE_PREFIX, TableModel, load_table
 from paceline.engine.table_tokenizer import build_tokenizer
 from paceline.errors import FailedPrecondition, InvalidArgument
@@ -211,7 +215,8 @@ def _find(
     transformers.logging.disable_progress_bar()
     files, quantization = find_source(name, options.cache_dir, progress, options.target)
     if isinstance(files, DraftFiles) and options.device == "cpu" and options.dtype == "float32":
-        return files, INT8_PER_ROW  # a draft is there to be fast
+        # A draft is there to be fast.
+        return files, INT4_PER_GROUP if takes_int4(files.read_config()) else INT8_PER_ROW
     return files, quantization
 
 

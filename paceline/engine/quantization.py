@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from paceline.engine.native.compiled import is_native
 from paceline.engine.native.grouped import round_4, round_8
@@ -40,6 +41,16 @@ def quantize_int8_per_row(network: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, _quantize(child))
+
+
+def takes_int4(config: PreTrainedConfig) -> bool:
+    """Whether this is a Llama-shaped network with matrices whose inputs are whole groups."""
+    size, num_heads = config.hidden_size, config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or size // num_heads
+    inner = getattr(config, "intermediate_size", None)
+    return inner is not None and not (
+        size % GROUP or inner % GROUP or head_size * num_heads % GROUP
+    )
 
 
 def round_int4_per_group(network: nn.Module) -> None:

@@ -64,7 +64,7 @@ async def test_a_draft_comes_out_and_serves(
     verify = await tiers.verify(str(target))
     identity = await verify.identity()
     source = await draft.identity()
-    assert ("int8-per-row", identity.tokenizer_fingerprint, identity.vocabulary_size) == (
+    assert ("int4-per-group", identity.tokenizer_fingerprint, identity.vocabulary_size) == (
         source.quantization,
         source.tokenizer_fingerprint,
         source.vocabulary_size,

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from paceline.engine import models
 from paceline.engine.draft_files import DraftFiles, Recipe, own_parameters, write_draft
 from paceline.engine.model_files import ModelFiles
-from paceline.engine.model_source import INT8_PER_ROW, find_source
+from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_source
 from paceline.engine.tokenizer_archive import fingerprint_tokenizer
 from paceline.errors import FailedPrecondition, InvalidArgument, NotFound
 
@@ -39,6 +39,11 @@ def target(save_model: Any) -> Path:
 @pytest.fixture
 def draft(target: Path, tmp_path: Path) -> Path:
     """A draft of the first and the last layer, whose weights are its own."""
+    return write_draft_of(target, tmp_path)
+
+
+def write_draft_of(target: Path, tmp_path: Path) -> Path:
+    """Such a draft of any target of four layers."""
     network = AutoModelForCausalLM.from_pretrained(target, num_hidden_layers=2)
     torch.manual_seed(5)
     own = {
@@ -88,6 +93,15 @@ def test_a_draft_is_its_layers_and_its_targets_rest(files: DraftFiles, target: P
     assert len(HEAD_IDS) == int(logits[0, 0].isfinite().sum())
 
 
+def test_a_draft_of_odd_sizes(save_model: Any, tmp_path: Path) -> None:
+    """Where 4 bits do not fit the matrices, a draft has 8 on the CPU."""
+    target = save_model("qwen2", num_hidden_layers=4, intermediate_size=88)
+    draft = write_draft_of(target, tmp_path)
+    options = models.LoadOptions(tmp_path, target=str(target))
+    loaded = models.load(str(draft), options, lambda _: None)
+    assert INT8_PER_ROW == loaded.identity.quantization
+
+
 def test_layers_keep_their_kind(files: DraftFiles) -> None:
     """What a configuration says of each layer is said of the layers that were taken."""
     config = files.read_config()
@@ -98,11 +112,11 @@ def test_layers_keep_their_kind(files: DraftFiles) -> None:
 
 
 def test_load_beside_a_target(draft: Path, target: Path, tmp_path: Path) -> None:
-    """A directory is recognised; on the CPU it is int8; its head has all rows to the outside."""
+    """A directory is recognised; on the CPU it has 4 bits; its head has all rows outside."""
     options = models.LoadOptions(tmp_path, target=str(target))
     loaded = models.load(str(draft), options, lambda _: None)
     whole = models.load(str(target), options, lambda _: None)
-    assert (INT8_PER_ROW, whole.identity.vocabulary_size, 256) == (
+    assert (INT4_PER_GROUP, whole.identity.vocabulary_size, 256) == (
         loaded.identity.quantization,
         loaded.identity.vocabulary_size,
         loaded.identity.max_length,
