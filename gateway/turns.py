@@ -4,7 +4,7 @@ A draft on the target's own cores takes their time from every generation, and no
 neighbours are slowed as much as it is, its prompt is run twice, and a plain round among rounds that
 draft is slow too. So for a while all that begin draft, then for a while none does, and what they
 took either way is compared, prompts included. Only finished rounds are looked at, and a generation
-is of one kind from before its first token, so the law of its output is not touched. One that begins
+is of one kind from before its first token, so the law of its output is not touched. One that is
 alone always drafts: there is nobody to take time from. It stops while others have come, if that was
 found to slow them. It does not know how long proposals are.
 """
@@ -19,10 +19,10 @@ ENOUGH = 16
 """Generations that a turn rests on, and as many tokens of each."""
 ALIKE = 0.75
 """Share of the running generations that must be of one kind for a round to count."""
-FIRST_HOLD = 8 * ENOUGH
+LOST = 0.02
+"""Share of the time that turns of the slower kind may cost, once it was found out."""
+SHORTEST_HOLD, LONGEST_HOLD = 8 * ENOUGH, 128 * ENOUGH
 """Generations that begin as was found best before the other kind has a turn again."""
-LONGEST_HOLD = 32 * ENOUGH
-"""The same after it was found best again and again, each time for twice as many."""
 _log = structlog.get_logger(__name__)
 
 
@@ -36,18 +36,21 @@ class Turns:
         """The kind that was found faster; None before the first comparison."""
         self._sums = {True: _Sums(), False: _Sums()}
         self._num_running = {True: 0, False: 0}
-        self._hold = FIRST_HOLD
+        self._hold = SHORTEST_HOLD
         self._num_begun = 0
-        """Generations since the last comparison."""
+        """Generations of this turn."""
+        self._has_company = False
+        """Whether the last generation to begin began beside others."""
 
     def begin(self) -> Place:
         """Begins a generation that may be of either kind."""
-        if not self.num_running:
+        # The first of many that come at once is not alone, though nobody runs yet.
+        if not self.num_running and not self._has_company:
             return Place(self, True, is_compared=True, gives_way=True)
-        if self.drafts == self._best:
-            self._num_begun += 1
-            if self._num_begun > self._hold and self._sums[self.drafts].is_enough:
-                self._hand_over()
+        has_held = self.drafts == self._best and self._num_begun >= self._hold
+        if has_held and self._sums[self.drafts].is_enough:
+            self._hand_over()
+        self._num_begun += 1
         return Place(self, self.drafts, is_compared=True)
 
     def begin_pinned(self, drafts: bool) -> Place:
@@ -62,6 +65,8 @@ class Turns:
     def count(self, drafts: bool, change: int) -> None:
         """Notes that a generation of a kind begins or ends."""
         self._num_running[drafts] += change
+        if change > 0:
+            self._has_company = self.num_running > 1
 
     def observe(self, drafts: bool, num_tokens: int, round_s: float, *, is_first: bool) -> None:
         """Takes in a round, if there were several generations and nearly all of its kind."""
@@ -80,6 +85,7 @@ class Turns:
         """Gives the other kind a turn, which starts from no evidence."""
         self.drafts = not self.drafts
         self._sums[self.drafts] = _Sums()
+        self._num_begun = 0
 
     def _compare(self) -> None:
         # For as many tokens either way: longer outputs are no merit of the kind that had them.
@@ -87,10 +93,10 @@ class Turns:
         num_tokens = (drafted.num_tokens + plain.num_tokens) / (drafted.num_first + plain.num_first)
         drafted_s, plain_s = drafted.generation_s(num_tokens), plain.generation_s(num_tokens)
         best = drafted_s < plain_s
-        if best == self._best:
-            self._hold = min(LONGEST_HOLD, 2 * self._hold)
-        else:
-            self._hold = FIRST_HOLD
+        excess = max(drafted_s, plain_s) / min(drafted_s, plain_s) - 1
+        hold = int(self._num_begun * excess / LOST)
+        self._hold = min(max(hold, SHORTEST_HOLD), LONGEST_HOLD)
+        if best != self._best:
             _log.info("speculation_beside_others", drafts=best, gain=round(plain_s / drafted_s, 3))
         self._best = self.drafts = best
         self._sums[best] = _Sums()

@@ -103,4 +103,18 @@ MUTANTS = (
         "return False",
         _TURNS_TESTS,
     ),
+    Mutant(
+        "the first of many that come at once taken as alone",
+        _TURNS,
+        "if not self.num_running and not self._has_company:",
+        "if not self.num_running:",
+        _TURNS_TESTS,
+    ),
+    Mutant(
+        "a slow kind tried as often as one that is hardly slower",
+        _TURNS,
+        "hold = int(self._num_begun * excess / LOST)",
+        "hold = 0",
+        _TURNS_TESTS,
+    ),
 )
