@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -79,21 +80,63 @@ def load_llama_cpp(
     Raises:
         NotFound: there is no file, or the package is not installed.
     """
+    num_slots, num_prompt_tokens = bounds
+    server = _start(file, num_threads, num_slots, num_prompt_tokens + (options.max_tokens or 0))
+    assert file is not None
+    name = f"llama.cpp {file.stem.rpartition('.')[2]}"  # the file's quantization, as is the custom
+    return LlamaCppRow(name, server, options, num_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppLaws:
+    """The laws that llama.cpp would draw from, whole; most of their time goes into being told."""
+
+    server: Any = field(repr=False)
+
+    @classmethod
+    def load(cls, file: Path | None, num_threads: int, longest: int) -> LlamaCppLaws:
+        """Loads a GGUF file for texts of at most `longest` tokens.
+
+        Raises:
+            NotFound: there is no file, or the package is not installed.
+        """
+        return cls(_start(file, num_threads, 1, longest))
+
+    def law(self, token_ids: Sequence[int], vocabulary_size: int) -> list[float]:
+        """Log-probabilities of what follows, by id, at temperature 1."""
+        request = {
+            "prompt": list(token_ids),
+            "n_predict": 1,
+            "temperature": 0.0,
+            "n_probs": vocabulary_size,
+            "cache_prompt": True,
+        }
+        law = [-math.inf] * vocabulary_size
+
+        def note(answer: dict[str, Any]) -> bool:
+            (told,) = answer["choices"][0]["logprobs"]["content"]
+            for one in told["top_logprobs"]:
+                law[one["id"]] = one["logprob"]
+            return False
+
+        self.server.handle_completions(request, note)
+        return law
+
+
+def _start(file: Path | None, num_threads: int, num_slots: int, longest: int) -> Any:
+    """A server with slots for sequences of `longest` tokens."""
     if file is None:
         raise NotFound("the target does not come from a GGUF file")
     if importlib.util.find_spec("xllamacpp") is None:
         raise NotFound("xllamacpp is not installed")
     import xllamacpp
 
-    num_slots, num_prompt_tokens = bounds
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(file)
     parameters.n_parallel = num_slots
-    length = num_prompt_tokens + (options.max_tokens or 0) + _SPARE_TOKENS
-    parameters.n_ctx = num_slots * length
+    parameters.n_ctx = num_slots * (longest + _SPARE_TOKENS)
     parameters.cpuparams.n_threads = num_threads
     parameters.cpuparams_batch.n_threads = num_threads
     parameters.cache_ram_mib = 0
     parameters.verbosity = _SILENT
-    name = f"llama.cpp {file.stem.rpartition('.')[2]}"  # the file's quantization, as is the custom
-    return LlamaCppRow(name, xllamacpp.Server(parameters), options, num_slots)
+    return xllamacpp.Server(parameters)

@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from paceline.bench.distance import Text, describe_distance
+from paceline.bench.measure import tokenize
 from paceline.bench.measure_sheet import Measured, measure_sheet, num_runs
 from paceline.bench.memory import describe_memory
 from paceline.bench.prompts import Question
@@ -30,7 +32,8 @@ from paceline.bench.sheet import (
     predictions,
     warnings,
 )
-from paceline.cli.client import GenerationOptions, connect
+from paceline.bench.trials import Trial
+from paceline.cli.client import GenerationOptions, Stub, connect
 from paceline.cli.options import address_option, choose_questions, json_option, prompts_option
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2
@@ -54,13 +57,15 @@ def plan(as_json: bool, **options: Any) -> None:
     The services must be running and otherwise idle.
     """
     questions = choose_questions(options["prompts"], options["limit"])
-    measured, models = run(_measure(questions, options))
+    measured, models, texts = run(_measure(questions, options))
     if not measured.plain.rounds:
         raise click.ClickException("every output ends with its first token: nothing to measure")
     if not measured.sheet.sources:
         raise click.ClickException("no draft source of this system proposed anything")
     prices = Prices(options["target_price"], options["draft_price"])
     report = make_report(measured, prices, _memory(models, options["memory_mib"]))
+    if texts:
+        report["distance"] = describe_distance(models.models[0].model.name, texts)
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -69,7 +74,7 @@ def plan(as_json: bool, **options: Any) -> None:
 
 async def _measure(
     questions: Sequence[Question], options: dict[str, Any]
-) -> tuple[Measured, gateway_pb2.ListModelsResponse]:
+) -> tuple[Measured, gateway_pb2.ListModelsResponse, list[Text]]:
     wanted = GenerationOptions(max_tokens=options["max_tokens"], temperature=options["temperature"])
     async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
@@ -77,7 +82,16 @@ async def _measure(
         with Progress(console=Console(stderr=True)) as progress:
             bar = progress.add_task("measuring", total=total)
             done = lambda: progress.advance(bar)  # noqa: E731 - a def would only repeat the line
-            return await measure_sheet(gateway, questions, wanted, models, done), models
+            measured = await measure_sheet(gateway, questions, wanted, models, done)
+        is_quantized = models.models[0].model.quantization
+        texts = await _texts(gateway, questions, measured.plain) if is_quantized else []
+    return measured, models, texts
+
+
+async def _texts(gateway: Stub, questions: Sequence[Question], plain: Trial) -> list[Text]:
+    """What the target wrote behind the questions."""
+    pairs = zip(await tokenize(gateway, questions), plain.generations, strict=True)
+    return [Text((*a.token_ids, *b.token_ids), len(a.token_ids)) for a, b in pairs]
 
 
 def _memory(models: gateway_pb2.ListModelsResponse, memory_mib: int) -> dict[str, Any]:
@@ -152,6 +166,8 @@ def _print(report: dict[str, Any]) -> None:
         )
     for tier, memory in report["memory"].items():
         console.print(f"{tier}: {_describe(memory)}")
+    if "distance" in report:
+        console.print(f"laws: {_describe_distance(report['distance'])}")
     for warning in report["warnings"]:
         console.print(f"[yellow]warning[/yellow]: {warning}")
     best = report["best"]
@@ -194,6 +210,15 @@ def _table(report: dict[str, Any]) -> Table:
     plain_cost = f"{plain:.2f}" if plain else "-"
     grid.add_row("plain", "0", "", "", "1.00x", "", "", "", plain_cost)
     return grid
+
+
+def _describe_distance(distance: dict[str, Any]) -> str:
+    if "unknown" in distance:
+        return f"distance to the whole weights' unknown: {distance['unknown']}"
+    return (
+        f"mean TV {distance['mean_tv']:.4f} to the whole weights', the same likeliest token at"
+        f" {distance['agreement']:.1%} of {distance['num_places']} places"
+    )
 
 
 def _describe(memory: dict[str, Any]) -> str:

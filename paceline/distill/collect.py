@@ -24,6 +24,7 @@ from paceline.distill.shards import (
     shard_path,
     write_shard,
 )
+from paceline.engine.attention import CUDA_BLOCK_SIZE
 from paceline.engine.step import ModelRunner, Span, Step
 
 _WAVES_PER_POOL = 8
@@ -48,6 +49,11 @@ class CollectOptions:
     def max_length(self) -> int:
         """Longest sequence in tokens."""
         return self.max_prompt_tokens + self.max_new_tokens
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, one for each sequence: whole pages of CUDA's kernel."""
+        return -(-self.max_length // CUDA_BLOCK_SIZE) * CUDA_BLOCK_SIZE
 
     def within(self, max_length: int) -> CollectOptions:
         """The same for a model with a context of `max_length` tokens, which may be shorter."""
@@ -75,7 +81,7 @@ class Collector:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._writer = writer
         self._options = options
-        runner.allocate(options.batch_size, options.max_length)
+        runner.allocate(options.batch_size, options.block_size)
 
     def collect(self, directory: Path, wave: int) -> int:
         """Writes one wave's shard; returns the number of tokens that the target wrote."""
@@ -148,7 +154,7 @@ class Collector:
         )
         for one in sequences:
             one.num_cached = len(one.token_ids)
-        return self._runner.run(Step(spans, self._options.max_length))
+        return self._runner.run(Step(spans, self._options.block_size))
 
     def _draw(
         self, sequences: Sequence[_Sequence], logits: torch.Tensor, generator: torch.Generator

@@ -12,14 +12,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from paceline.engine import models
-from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import serves, take_decoder
+from paceline.engine import models, runners
+from paceline.engine.lean.weights import serves
 from paceline.engine.model_files import ModelFiles
-from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.model_source import INT8_PREFIX, find_source
 from paceline.engine.step import ModelRunner
-from paceline.engine.table_model import TABLE_PREFIX, TableModel
+from paceline.engine.table_model import TABLE_PREFIX
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.records import ModelIdentity
 
@@ -68,21 +66,16 @@ def build_runner(
     """The target as it writes, who it is, and its tokenizer.
 
     On the CPU it writes in int8, which takes two thirds of the time; its laws share nine tenths of
-    their mass with those of float32, while those of a draft share half.
+    their mass with those of float32, while those of a draft share half. Elsewhere in bfloat16.
 
     Raises:
         NotFound, FailedPrecondition: as `models.load`.
     """
     files, quantization = find_source(name, cache_dir, progress)
-    is_int8 = device == "cpu" and not quantization
+    is_cpu = device == "cpu"
     loaded = models.load(
-        f"{INT8_PREFIX}{name}" if is_int8 else name,
-        models.LoadOptions(cache_dir, device=device),
+        f"{INT8_PREFIX}{name}" if is_cpu and not quantization else name,
+        models.LoadOptions(cache_dir, "float32" if is_cpu else "bfloat16", device),
         progress,
     )
-    network, size = loaded.network, loaded.identity.vocabulary_size
-    assert not isinstance(network, TableModel)
-    runner: ModelRunner = NetworkRunner(network, size)
-    if serves(network):
-        runner = LeanRunner(take_decoder(network), size)
-    return runner, loaded.identity, files.read_tokenizer()
+    return runners.build_runner(loaded), loaded.identity, files.read_tokenizer()

@@ -20,15 +20,13 @@ from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.exact_check import check_exact
 from paceline.engine.lean.graph_check import record_steps
 from paceline.engine.lean.graphs import find_recorder
-from paceline.engine.lean.kernels import choose_kernels
 from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import serves, serves_on_cuda, take_decoder
 from paceline.engine.memory_plan import MemoryPlan, plan_memory
-from paceline.engine.model_runner import NetworkRunner
 from paceline.engine.models import LoadedModel, LoadOptions
+from paceline.engine.runners import build_runner
 from paceline.engine.self_test import check_against_stock, run_stock
 from paceline.engine.step import ModelRunner
-from paceline.engine.table_model import TableModel, TableRunner
+from paceline.engine.table_model import TableModel
 from paceline.errors import InvalidArgument
 from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
 
@@ -143,26 +141,17 @@ def _bounded(plan: MemoryPlan, max_sessions: int) -> MemoryPlan:
 
 def _proven_runner(loaded: LoadedModel, progress: Progress) -> ModelRunner:
     """A runner that has shown that it computes what the network does, which it may use up."""
-    network = loaded.network
+    network, size = loaded.network, loaded.identity.vocabulary_size
     if isinstance(network, TableModel):
-        return TableRunner(network)
-    size = loaded.identity.vocabulary_size
+        return build_runner(loaded)
     progress("checking the paged cache against the stock forward")
     stock = run_stock(network, size, is_quantized=bool(loaded.identity.quantization))
-    if not serves(network):
-        runner: ModelRunner = (
-            CudaRunner(take_decoder(network, by_place=False), size)
-            if serves_on_cuda(network)
-            else NetworkRunner(network, size)
-        )
-        check_against_stock(runner, stock)
-        return runner
-    decoder = take_decoder(network, choose_kernels(loaded.identity))
-    runner = LeanRunner(decoder, size)
+    runner = build_runner(loaded)
     check_against_stock(runner, stock)
     if loaded.identity.exact:
         progress("checking that the cut of a step changes no bit")
-        check_exact(runner, decoder, size)
+        assert isinstance(runner, LeanRunner)  # no other is exact, which loading looked at
+        check_exact(runner, runner.decoder, size)
     return runner
 
 

@@ -50,7 +50,7 @@ def find_source(
         FailedPrecondition: A GGUF file cannot be converted.
         InvalidArgument: The name is malformed, or a draft is named without its target.
     """
-    base, quantization = _split_quantization(name)
+    base, quantization = split_quantization(name)
     base, num_layers = _split_exit(base)
     if not base or base.startswith((_QUANTIZED_PREFIX, _EXIT_PREFIX)):
         raise InvalidArgument(
@@ -67,7 +67,7 @@ def find_source(
     return DraftFiles(Path(location), files), quantization
 
 
-def _split_quantization(name: str) -> tuple[str, str]:
+def split_quantization(name: str) -> tuple[str, str]:
     """The name behind a prefix that quantizes, and how it does; empty without one."""
     for prefix, quantization in _QUANTIZATIONS.items():
         if name.startswith(prefix):
@@ -90,7 +90,7 @@ def find_gguf(name: str) -> Path | None:
     Raises:
         NotFound: The built-in model is not installed.
     """
-    base, _ = _split_quantization(name)
+    base, _ = split_quantization(name)
     if base == _SMOLLM2:
         return _find_smollm2()
     path = Path(base).expanduser()

@@ -42,6 +42,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     num_drafted: int = 4
     num_accepted: int = 2
     can_tokenize: bool = True
+    quantization: str = ""
     failure: grpc.StatusCode | None = None
     audit: AuditReport = AuditReport(AuditSum(300, 5.0, 4.0, 0.125), AuditSum(200))  # noqa: RUF009 - frozen
     replays: gateway_pb2.ReplayReport = field(default_factory=gateway_pb2.ReplayReport)
@@ -106,6 +107,7 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     ) -> gateway_pb2.ListModelsResponse:
         """One model with two sources, one replica of each tier."""
         served = gateway_pb2.ServedModel(model=MODEL, draft_sources=["int8", "ngram"])
+        served.model.quantization = self.quantization
         load = speculation_pb2.ReplicaLoad(
             open_session_count=2, held_block_count=3, audit=wire.encode_audit(self.audit)
         )

@@ -101,6 +101,38 @@ def test_words(drafting: Any, paceline: Callable[..., Any]) -> None:
         assert part in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("found", "part"),
+    [
+        ({"mean_tv": 0.0123, "agreement": 0.995, "num_places": 64}, "mean TV 0.0123"),
+        ({"unknown": "no weights here"}, "unknown: no weights here"),
+    ],
+)
+def test_a_quantized_target(
+    found: dict[str, Any],
+    part: str,
+    drafting: Any,
+    paceline: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How far its laws are from the whole weights', read on what it wrote itself."""
+    drafting.quantization = "int4-per-group"
+    asked: list[Any] = []
+
+    def describe(*given: Any) -> dict[str, Any]:
+        asked.append(given)
+        return found
+
+    monkeypatch.setattr("paceline.cli.plan.describe_distance", describe)
+    result = paceline("plan", "--limit", "2", "--max-tokens", "9")
+    assert 0 == result.exit_code, result.output
+    assert part in " ".join(result.stdout.split())
+    ((name, texts),) = asked
+    assert ("letters", 2) == (name, len(texts))
+    assert {(2, (1, 2))} == {(text.prompt_length, text.token_ids[:2]) for text in texts}
+    assert all(text.num_places for text in texts)
+
+
 def test_a_system_that_never_drafts(gateway: Any, paceline: Callable[..., Any]) -> None:
     """Nothing was proposed: an error, not a prediction from nothing."""
     gateway.num_drafted = gateway.num_accepted = 0

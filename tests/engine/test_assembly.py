@@ -15,7 +15,7 @@ import torch
 from numba.core.registry import CPUDispatcher
 
 from paceline.bench.paged_reference import attend_plainly
-from paceline.engine import assembly
+from paceline.engine import assembly, runners
 from paceline.engine.assembly import EngineSettings, ServedModel, assemble, find_block_size
 from paceline.engine.attention import CpuRows
 from paceline.engine.engine import Engine
@@ -151,8 +151,8 @@ def test_cuda_has_a_runner_of_its_own(
     name = str(save_model("llama"))
     expected = generate(start(name)[1], [5, 6, 7], 6)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn_out", attend)
-    monkeypatch.setattr(assembly, "serves", lambda network: False)
-    monkeypatch.setattr(assembly, "serves_on_cuda", lambda network: True)
+    monkeypatch.setattr(runners, "serves", lambda network: False)
+    monkeypatch.setattr(runners, "serves_on_cuda", lambda network: True)
     recorded: list[CudaRunner] = []
 
     def record(runner: CudaRunner, *others: Any) -> None:
@@ -224,7 +224,7 @@ def test_network_is_gone_once_it_was_taken(
         layers.extend(weakref.ref(layer.mlp.down_proj.weight) for layer in network.model.layers)
         return take_decoder(network, kernels)
 
-    monkeypatch.setattr(assembly, "take_decoder", note)
+    monkeypatch.setattr(runners, "take_decoder", note)
     start(str(save_model("llama")))
     gc.collect()
     assert [None, None] == [layer() for layer in layers]

@@ -21,14 +21,14 @@ class LeanRunner:
     """A decoder with its cache; implements `step.ModelRunner`."""
 
     def __init__(self, decoder: Decoder, vocabulary_size: int) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         self._vocabulary_size = vocabulary_size
         self._cache: StackedCache | None = None
         self._native: NativeLayers | None = None
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Allocates the cache."""
-        decoder = self._decoder
+        decoder = self.decoder
         self._cache = StackedCache(
             len(decoder.layers),
             decoder.shape,
@@ -42,7 +42,7 @@ class LeanRunner:
     def run(self, step: Step) -> torch.Tensor:
         """Runs one step; see `step.ModelRunner.run`."""
         assert self._cache is not None, "allocate first"
-        decoder = self._decoder
+        decoder = self.decoder
         ids = torch.tensor([token_id for span in step.spans for token_id in span.token_ids])
         positions = torch.tensor([p for span in step.spans for p in range(span.start, span.end)])
         wanted = torch.tensor(find_logit_rows(step), dtype=torch.int64)
