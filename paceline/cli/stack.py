@@ -22,6 +22,8 @@ POLL_S = 0.05
 DISCOVERY_TIMEOUT_S = 60.0
 # Every process serves /metrics, on a free port unless said otherwise.
 _METRICS_PORTS = tuple(f"PACELINE_{name}_METRICS_PORT" for name in ("VERIFY", "DRAFT", "GATEWAY"))
+_NOT_CHEAPER_AT_4_BITS = ("table:", "quantized:int4:")
+"""How targets begin that no rounded copy of theirs can draft for."""
 
 
 def num_cores() -> int:
@@ -52,8 +54,8 @@ class StackOptions:
     @property
     def sources(self) -> tuple[str, ...]:
         """Draft sources served, the default first; prompt lookup is cheap and always one."""
-        is_table = self.target.startswith("table:")
-        first = self.draft or ("ngram" if is_table else "quantized:int4")
+        has_none = self.target.startswith(_NOT_CHEAPER_AT_4_BITS)
+        first = self.draft or ("ngram" if has_none else "quantized:int4")
         return ("ngram",) if first == "ngram" else (first, "ngram")
 
     @property

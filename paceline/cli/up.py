@@ -27,7 +27,7 @@ _count = click.IntRange(min=1)
 @click.option(
     "--draft",
     default=DEFAULTS.draft,
-    show_default="quantized:int4, or ngram for a table target",
+    show_default="quantized:int4, or ngram for a table or a target of 4 bits",
     help="First draft source, beside ngram; none runs without a draft tier.",
 )
 @click.option(

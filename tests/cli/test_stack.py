@@ -180,6 +180,20 @@ def test_exact_is_the_verify_tiers_alone() -> None:
     assert "--exact" not in StackOptions(exact=True).draft_command
 
 
+@pytest.mark.parametrize(
+    ("target", "sources"),
+    [
+        ("smollm2", ("quantized:int4", "ngram")),
+        ("quantized:int8:smollm2", ("quantized:int4", "ngram")),
+        ("quantized:int4:smollm2", ("ngram",)),
+        ("table:T.json", ("ngram",)),
+    ],
+)
+def test_the_draft_that_a_target_gets(target: str, sources: tuple[str, ...]) -> None:
+    """Its own weights at 4 bits, unless it has no more bits itself."""
+    assert sources == StackOptions(target=target).sources
+
+
 @pytest.mark.e2e
 def test_no_draft_tier(folder: Path, ups: list[Up]) -> None:
     """--draft none starts two processes."""

@@ -44,6 +44,16 @@ async def test_describe_lists_sources_in_order(tiers: Any, networks: Any) -> Non
         check_pair(model, target, rule)
 
 
+@pytest.mark.parametrize("name", ["quantized:int4", "early-exit:1", "quantized:int8:early-exit:1"])
+async def test_the_weights_of_a_quantized_target(tiers: Any, networks: Any, name: str) -> None:
+    """They are those that it was made of, and the draft fits it."""
+    target = f"quantized:int8:{networks.find()}"
+    tier = await tiers.draft(name, target=target)
+    model = await tier.identity()
+    assert f"{name}:{networks.find()}" == model.name
+    check_pair(model, await (await tiers.verify(target)).identity())
+
+
 @pytest.mark.parametrize("name", ["early-exit:1", "quantized:int8:early-exit:1"])
 async def test_early_exit_of_the_target(tiers: Any, rounds: Any, networks: Any, name: str) -> None:
     """The target's own first layers, without a training of their own, fit the target."""
