@@ -110,6 +110,8 @@ def describe_distance(name: str, texts: Sequence[Text]) -> dict[str, Any]:
     """A quantized model's distance to its whole weights; or why that is unknown."""
     if importlib.util.find_spec("torch") is None:
         return {"unknown": "the engine is not installed here"}
+    if whole_name(name) == name:
+        return {"unknown": "its weights were quantized before they came here"}
     cache_dir, longest = CACHE_DIR.expanduser(), max(len(text.token_ids) for text in texts)
     try:
         whole, own = (load_laws(one, cache_dir, longest) for one in (whole_name(name), name))

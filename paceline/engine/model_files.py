@@ -120,6 +120,12 @@ def find_eos(*owners: object) -> tuple[int, ...]:
     return ()
 
 
+def stored_quantization(config: PreTrainedConfig) -> str:
+    """How weights were quantized before they were stored, in transformers' word; else empty."""
+    stored = getattr(config, "quantization_config", None)
+    return str(stored["quant_method"]) if isinstance(stored, dict) else ""
+
+
 def _keep_layers(config: PreTrainedConfig, num_layers: int) -> None:
     """Makes a configuration that of its first layers."""
     if num_layers > config.num_hidden_layers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
@@ -50,7 +51,8 @@ def fingerprint_network(
         digest.update(f"{len(part)} {part}\n".encode())
     for name, parameter in network.named_parameters():
         digest.update(f"{name} {tuple(parameter.shape)}\n".encode())
-        digest.update(_sample(parameter.detach()))
+        for tensor in _plain_tensors(parameter.detach()):
+            digest.update(_sample(tensor))
     return digest.hexdigest()
 
 
@@ -61,6 +63,16 @@ def fingerprint_table(table: TableModel, tokenizer_archive: bytes) -> str:
     digest.update(table.logits.numpy().tobytes())
     digest.update(tokenizer_archive)
     return digest.hexdigest()
+
+
+def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a quantization library's tensor is made of; of any other, itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain_tensors(getattr(tensor, name))
 
 
 def _sample(parameter: torch.Tensor) -> bytes:

@@ -28,7 +28,7 @@ from paceline.engine.draft_files import DraftFiles
 from paceline.engine.lean.numerics import describe_numerics
 from paceline.engine.lean.weights import copied_bytes, serves
 from paceline.engine.memory_plan import ModelSize, kv_bytes_per_token
-from paceline.engine.model_files import ModelFiles, find_eos
+from paceline.engine.model_files import ModelFiles, find_eos, stored_quantization
 from paceline.engine.model_source import INT4_PER_GROUP, INT8_PER_ROW, find_source
 from paceline.engine.quantization import (
     quantize_int8_per_row,
@@ -101,6 +101,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         return _load_table(name, options)
     files, quantization = _find(name, options, progress)
     config = files.read_config()
+    stored = _check_stored(name, config, quantization)
     progress(f"loading {name} in {options.dtype} on {options.device}")
     tokenizer = files.read_tokenizer()
     network = files.read_network(config, _DTYPES[options.dtype]).to(options.device)
@@ -112,7 +113,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         fingerprint=model_fingerprint.fingerprint_network(
             network,
             dtype=options.dtype,
-            quantization=quantization,
+            quantization=quantization or stored,
             tokenizer_archive=archive,
             numerics=describe_numerics() if options.exact else "",
         ),
@@ -122,16 +123,14 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         eos_token_ids=find_eos(network.generation_config, network.config, tokenizer),
         max_length=_bound_length(config, options.max_length),
         dtype=options.dtype,
-        quantization=quantization,
+        quantization=quantization or stored,
         exact=options.exact,
         noise_version=NOISE_VERSION,
     )
     if quantization:
         progress(f"quantizing to {quantization}")
-        if quantization == INT4_PER_GROUP:
-            round_int4_per_group(network)
-        else:
-            quantize_int8_per_row(network)
+        quantize = round_int4_per_group if quantization == INT4_PER_GROUP else quantize_int8_per_row
+        quantize(network)
     return LoadedModel(name, network, identity, archive)
 
 
@@ -197,6 +196,14 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
         noise_version=NOISE_VERSION,
     )
     return LoadedModel(name, table, identity, archive)
+
+
+def _check_stored(name: str, config: PreTrainedConfig, quantization: str) -> str:
+    """How weights were quantized before they were stored; they are not quantized again."""
+    stored = stored_quantization(config)
+    if stored and quantization:
+        raise FailedPrecondition(f"the weights of {name} are quantized already, by {stored}")
+    return stored
 
 
 def _check_exact(network: PreTrainedModel) -> None:

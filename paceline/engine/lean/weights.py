@@ -62,8 +62,16 @@ def _has_layers(network: PreTrainedModel, linears: tuple[type[nn.Module], ...]) 
     return (
         network.config.hidden_act in _ACTIVATIONS
         and 2 * network.model.rotary_emb.inv_freq.numel() == shape.dim
-        and all(type(module) in linears for module in (*projections, _product(network.lm_head)))
+        and all(
+            type(module) in linears and _is_plain(module)
+            for module in (*projections, _product(network.lm_head))
+        )
     )
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a matrix is not one of a quantization library's, which are tensors of their own."""
+    return type(getattr(module, "weight", None)) in (type(None), torch.Tensor, nn.Parameter)
 
 
 def copied_bytes(network: PreTrainedModel) -> int:
