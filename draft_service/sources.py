@@ -21,7 +21,7 @@ from draft_service.drafters.suffix import NAME as SUFFIX
 from draft_service.drafters.suffix import Pasts, SuffixLookup
 from paceline.engine.assembly import assemble
 from paceline.engine.constraint import Grammars
-from paceline.engine.model_source import split_quantization
+from paceline.engine.model_source import name_own_draft
 from paceline.engine.model_tokens import ModelTokens, check_tokens, read_tokens
 from paceline.errors import InvalidArgument
 from paceline.records import DraftSource, ModelIdentity, SessionSpec
@@ -95,8 +95,7 @@ class _Loader:
         config = self._config
         settings = replace(config.engine_settings(), target=config.target)
         is_own = _OWN_WEIGHTS.fullmatch(name) is not None
-        # Of the target's weights as they were, however the target itself rounds them.
-        model_name = f"{name}:{split_quantization(config.target)[0]}" if is_own else name
+        model_name = name_own_draft(name, config.target) if is_own else name
         if is_own or config.named_target is None:
             target = None
         else:

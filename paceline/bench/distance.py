@@ -45,6 +45,11 @@ class Text:
     token_ids: tuple[int, ...]
     prompt_length: int
 
+    @classmethod
+    def of(cls, prompt: Sequence[int], output: Sequence[int]) -> Text:
+        """Puts an output behind its prompt."""
+        return cls((*prompt, *output), len(prompt))
+
     @property
     def num_places(self) -> int:
         """Tokens of the output."""
@@ -146,7 +151,7 @@ async def write(gateway: Stub, questions: Sequence[Question], max_tokens: int) -
     texts = []
     for prompt in await tokenize(gateway, questions):
         written = await generate(gateway, options.request(ids_prompt(prompt.token_ids)))
-        texts.append(Text((*prompt.token_ids, *written.token_ids), len(prompt.token_ids)))
+        texts.append(Text.of(prompt.token_ids, written.token_ids))
     return texts
 
 

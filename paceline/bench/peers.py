@@ -92,7 +92,9 @@ def peer_draft(source: str, target: str) -> str:
     """The model behind a draft source of `target`; empty where transformers has nothing like it."""
     if source.startswith(_OURS_ALONE):
         return ""
-    return f"{source}:{target}" if source.startswith("quantized:") else source
+    from paceline.engine.model_source import name_own_draft
+
+    return name_own_draft(source, target) if source.startswith("quantized:") else source
 
 
 def load_network(name: str, cache_dir: Path) -> Any:

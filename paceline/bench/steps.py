@@ -15,10 +15,9 @@ import click
 import torch
 
 from paceline.engine import models
-from paceline.engine.lean.kernels import choose_kernels
-from paceline.engine.lean.runner import LeanRunner
-from paceline.engine.lean.weights import serves, take_decoder
+from paceline.engine.lean.weights import serves
 from paceline.engine.model_runner import NetworkRunner
+from paceline.engine.runners import build_runner
 from paceline.engine.step import ModelRunner, Span, Step
 from paceline.engine.table_model import TableModel
 from paceline.serving.config import CACHE_DIR
@@ -49,11 +48,9 @@ def load_runners(name: str, cache_dir: Path, context: int) -> dict[str, ModelRun
     if isinstance(loaded.network, TableModel) or not serves(loaded.network):
         raise click.UsageError(f"the lean decoder does not serve {name}")
     assert not isinstance(again.network, TableModel)
-    decoder = take_decoder(loaded.network, choose_kernels(loaded.identity))
-    size = loaded.identity.vocabulary_size
     runners: dict[str, ModelRunner] = {
-        "lean": LeanRunner(decoder, size),
-        "transformers": NetworkRunner(again.network, size),
+        "lean": build_runner(loaded),
+        "transformers": NetworkRunner(again.network, loaded.identity.vocabulary_size),
     }
     for runner in runners.values():
         runner.allocate(-(-(context + _NUM_SPARE) // _BLOCK_SIZE), _BLOCK_SIZE)

@@ -91,7 +91,7 @@ async def _measure(
 async def _texts(gateway: Stub, questions: Sequence[Question], plain: Trial) -> list[Text]:
     """What the target wrote behind the questions."""
     pairs = zip(await tokenize(gateway, questions), plain.generations, strict=True)
-    return [Text((*a.token_ids, *b.token_ids), len(a.token_ids)) for a, b in pairs]
+    return [Text.of(prompt.token_ids, written.token_ids) for prompt, written in pairs]
 
 
 def _memory(models: gateway_pb2.ListModelsResponse, memory_mib: int) -> dict[str, Any]:

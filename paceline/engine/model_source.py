@@ -75,6 +75,11 @@ def split_quantization(name: str) -> tuple[str, str]:
     return name, ""
 
 
+def name_own_draft(source: str, target: str) -> str:
+    """The model behind a source that names no weights: the target's, whatever rounds them there."""
+    return f"{source}:{split_quantization(target)[0]}"
+
+
 def _split_exit(name: str) -> tuple[str, int]:
     """The name behind `early-exit:N:`, and N; 0 without it. A malformed N leaves no name."""
     if not name.startswith(_EXIT_PREFIX):

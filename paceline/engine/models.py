@@ -101,7 +101,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         return _load_table(name, options)
     files, quantization = _find(name, options, progress)
     config = files.read_config()
-    stored = _check_stored(name, config, quantization)
+    named = _name_quantization(name, config, quantization)
     progress(f"loading {name} in {options.dtype} on {options.device}")
     tokenizer = files.read_tokenizer()
     network = files.read_network(config, _DTYPES[options.dtype]).to(options.device)
@@ -113,7 +113,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         fingerprint=model_fingerprint.fingerprint_network(
             network,
             dtype=options.dtype,
-            quantization=quantization or stored,
+            quantization=named,
             tokenizer_archive=archive,
             numerics=describe_numerics() if options.exact else "",
         ),
@@ -123,7 +123,7 @@ def load(name: str, options: LoadOptions, progress: Callable[[str], None]) -> Lo
         eos_token_ids=find_eos(network.generation_config, network.config, tokenizer),
         max_length=_bound_length(config, options.max_length),
         dtype=options.dtype,
-        quantization=quantization or stored,
+        quantization=named,
         exact=options.exact,
         noise_version=NOISE_VERSION,
     )
@@ -198,12 +198,12 @@ def _load_table(name: str, options: LoadOptions) -> LoadedModel:
     return LoadedModel(name, table, identity, archive)
 
 
-def _check_stored(name: str, config: PreTrainedConfig, quantization: str) -> str:
-    """How weights were quantized before they were stored; they are not quantized again."""
+def _name_quantization(name: str, config: PreTrainedConfig, quantization: str) -> str:
+    """How weights are quantized, here or before they were stored; never both."""
     stored = stored_quantization(config)
     if stored and quantization:
         raise FailedPrecondition(f"the weights of {name} are quantized already, by {stored}")
-    return stored
+    return quantization or stored
 
 
 def _check_exact(network: PreTrainedModel) -> None:

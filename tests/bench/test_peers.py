@@ -128,5 +128,6 @@ def test_tables_are_no_peers(write_table: Any, tmp_path: Path) -> None:
 def test_draft_of_a_peer() -> None:
     """The target's own weights quantized need the target's name; other models stand alone."""
     assert "quantized:int8:smollm2" == peer_draft("quantized:int8", "smollm2")
+    assert "quantized:int4:smollm2" == peer_draft("quantized:int4", "quantized:int8:smollm2")
     assert "org/small" == peer_draft("org/small", "smollm2")
     assert "" == peer_draft("ngram", "smollm2") == peer_draft("hybrid:ngram+org/small", "smollm2")
