@@ -7,6 +7,8 @@ SHELL := /bin/bash
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# Two processes, for the two cores that the tests are sized for; files stay whole, as their fixtures are.
+TESTS := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile
 # Without --no-compile half of the installation would go into byte code that nothing imports.
 PIP := $(PYTHON) -m pip --disable-pip-version-check install --no-compile \
   --constraint constraints.txt
@@ -39,7 +41,7 @@ demo: setup ## Starts the services, asks one question, compares with plain decod
 	@$(VENV)/bin/paceline demo
 
 test: setup ## Runs all tests but those of test-deploy.
-	@$(PYTHON) -m pytest
+	@$(TESTS)
 
 # No cluster is needed, and none is shown: Helm and kubectl talk to a stand-in API server, and pods are
 # processes, or containers where images can be built. Root is, for the network namespaces of those.
@@ -51,7 +53,7 @@ check: setup ## Format, lint, types, then the same tests (fresh protos and buf l
 	$(PYTHON) -m ruff format --check $(CODE)
 	$(PYTHON) -m ruff check $(CODE)
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest
+	$(TESTS)
 
 mutants: setup ## Makes known mistakes in copies of the tree; the tests must see every one.
 	@$(PYTHON) -m tests.mutants

@@ -22,6 +22,7 @@ from paceline.engine.sequence import Sequence
 from paceline.errors import Aborted, Exhausted, InvalidArgument, Unavailable
 from paceline.records import ModelIdentity, ReplicaLoad, SessionSpec
 from paceline.serving.config import CACHE_DIR, ServerConfig
+from paceline.serving.placement import parse_cores
 from paceline.v1 import speculation_pb2
 
 T = TypeVar("T")
@@ -54,12 +55,22 @@ class EngineConfig(ServerConfig):
     )
     max_draft_tokens: int = Field(default=16, ge=1, le=30, description="longest proposal in tokens")
     max_sessions: int = Field(default=256, ge=1, description="sessions open at once")
-    threads: int = Field(default=0, ge=0, description="CPU threads of one step; 0 takes all cores")
+    threads: int = Field(
+        default=0,
+        ge=0,
+        description="CPU threads of one step, never more than `cores` has; 0 takes all cores",
+    )
     exact: bool = Field(
         default=False,
         description="float32 and int8 on the CPU: no bit of a row depends on the rows beside it",
     )
     cache_dir: Path = Field(default=CACHE_DIR, description="where converted models are kept")
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads of one step; 0 leaves it to the libraries. Two on one core would fight."""
+        num_cores = len(parse_cores(self.cores))
+        return min(self.threads or num_cores, num_cores) if num_cores else self.threads
 
     def engine_settings(self) -> EngineSettings:
         """The settings as the engine takes them."""
@@ -73,7 +84,7 @@ class EngineConfig(ServerConfig):
             max_rows=self.max_rows,
             max_draft_tokens=self.max_draft_tokens,
             max_sessions=self.max_sessions,
-            num_threads=self.threads,
+            num_threads=self.num_threads,
             exact=self.exact,
         )
 

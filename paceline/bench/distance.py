@@ -25,10 +25,10 @@ from paceline.bench.measure import tokenize
 from paceline.bench.prompts import Question
 from paceline.cli.client import Access, GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import address_option, choose_questions, json_option, prompts_option
-from paceline.cli.stack import num_cores
 from paceline.errors import PacelineError
 from paceline.records import ModelIdentity
 from paceline.serving.config import CACHE_DIR
+from paceline.serving.placement import num_cores
 from paceline.v1 import gateway_pb2
 from paceline.wire.replicas import decode_identity
 
@@ -177,6 +177,8 @@ def main(names: tuple[str, ...], with_llama_cpp: bool, as_json: bool, **options:
     questions = choose_questions(options["prompts"], options["limit"])
     target, texts = asyncio.run(_write(options["access"], questions, options["max_tokens"]))
     cache_dir, whole = CACHE_DIR.expanduser(), whole_name(target.name)
+    if whole == target.name and not names and not with_llama_cpp:
+        raise click.UsageError(f"{whole} is not quantized: name a --model that is")
     longest = max(len(text.token_ids) for text in texts)
     read = {one: load_laws(one, cache_dir, longest) for one in (whole, *(names or (target.name,)))}
     if with_llama_cpp:

@@ -26,8 +26,8 @@ from rich.table import Table
 from paceline.bench.prompts import Question
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import address_option, choose_questions, prompts_option
-from paceline.cli.stack import num_cores
 from paceline.serving.config import CACHE_DIR
+from paceline.serving.placement import num_cores
 from paceline.v1 import gateway_pb2
 
 LENGTHS: tuple[int | None, ...] = (0, 1, 4, 8, None)

@@ -22,8 +22,8 @@ import torch
 from paceline.bench.peers import load_network
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import address_option, json_option
-from paceline.cli.stack import num_cores
 from paceline.serving.config import CACHE_DIR
+from paceline.serving.placement import num_cores
 
 _OPTIONS = GenerationOptions(max_tokens=1, temperature=0.0, num_draft_tokens=0)
 Times = dict[str, list[float]]

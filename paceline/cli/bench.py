@@ -25,9 +25,9 @@ from paceline.bench.report import as_json, memory_table, tables
 from paceline.bench.runs import Prompt, Row
 from paceline.cli.client import GenerationOptions, Stub, connect
 from paceline.cli.options import DraftLength, address_option, choose_questions, prompts_option
-from paceline.cli.stack import num_cores
 from paceline.cli.terminal import run
 from paceline.serving.config import CACHE_DIR
+from paceline.serving.placement import num_cores
 from paceline.v1 import gateway_pb2
 
 PACKAGES = ("paceline", "torch", "transformers", "xllamacpp")

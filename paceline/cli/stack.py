@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from paceline.cli.client import Stub, connect
 from paceline.cli.process import OnLine, ServiceProcess, StartError
+from paceline.serving.placement import num_cores
 from paceline.v1 import gateway_pb2
 
 POLL_S = 0.05
@@ -24,11 +25,6 @@ DISCOVERY_TIMEOUT_S = 60.0
 _METRICS_PORTS = tuple(f"PACELINE_{name}_METRICS_PORT" for name in ("VERIFY", "DRAFT", "GATEWAY"))
 _NOT_CHEAPER_AT_4_BITS = ("table:", "quantized:int4:")
 """How targets begin that no rounded copy of theirs can draft for."""
-
-
-def num_cores() -> int:
-    """Cores of this machine, at least 1."""
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from paceline.errors import FailedPrecondition
 from paceline.serving.credentials import TlsFiles
+from paceline.serving.placement import CORES_PATTERN
 from paceline.serving.tracing import Tracer, Untraced
 
 FILE_VARIABLE = "PACELINE_CONFIG"
@@ -74,6 +75,11 @@ class ServerConfig(BaseSettings):
     zone: str = Field(
         default="",
         description="where this process runs; a gateway prefers replicas of its own zone",
+    )
+    cores: str = Field(
+        default="",
+        pattern=CORES_PATTERN,
+        description="cores that this process keeps to, as 0-3,8; unset: all that it may use",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="lowest level that is logged"

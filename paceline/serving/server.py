@@ -22,8 +22,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
-from paceline.errors import PacelineError, Unavailable
-from paceline.serving import logging
+from paceline.errors import FailedPrecondition, PacelineError, Unavailable
+from paceline.serving import logging, placement
 from paceline.serving.channels import SERVER_OPTIONS
 from paceline.serving.config import ServerConfig
 from paceline.serving.credentials import server_credentials
@@ -76,11 +76,12 @@ def run(service: Service, config: ServerConfig) -> None:
     """
     logging.configure(config.log_level, config.log_format)
     try:
+        placement.keep_to(config.cores)
         with serve_metrics(service.registry, config.host, config.metrics_port) as address:
             if address:
                 _announce("metrics", config, address)
             status = _run(serve(service, config))
-    except OSError as error:
+    except (FailedPrecondition, OSError) as error:
         _log.error("start_failed", error=str(error))
         status = 1
     if status:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -277,6 +278,28 @@ async def test_the_message_limit_is_the_configured_one() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
         assert "1048576" == error_of(caught.value).metadata["limit_bytes"]
+
+
+async def test_the_process_keeps_to_the_cores() -> None:
+    """`--cores` holds for all that serving starts."""
+    core = str(max(os.sched_getaffinity(0)))
+    async with ready("--cores", core) as running:
+        await running.session()
+        found = []
+        for task in Path(f"/proc/{running.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                found += re.findall(r"Cpus_allowed_list:\t(\S+)", (task / "status").read_text())
+        assert ({core}, True) == (set(found), len(found) > 1)
+
+
+async def test_cores_that_are_not_there_end_the_start() -> None:
+    """One line that names the setting and what there is."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(TINY_SERVICE), "--cores", "9999"), stdout=PIPE, stderr=PIPE
+    )
+    out, err = await process.communicate()
+    assert (1, b"") == (process.returncode, out)
+    assert b"--cores 9999: this process may use the cores " in err
 
 
 @pytest.mark.parametrize(("flags", "is_served"), [(["--reflection"], True), ([], False)])
