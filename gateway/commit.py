@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gateway.stop_strings import StopStrings
 from gateway.text import TextDecoder
-from paceline.errors import Aborted, InvalidArgument
+from paceline.errors import InvalidArgument
 from paceline.records import (
     FinishReason,
     Proposal,
@@ -78,12 +78,7 @@ class Committer:
             )
 
     def commit(self, proposal: Proposal, verdict: Verdict) -> Committed:
-        """Adds what a verdict accepted, up to and including what ends the generation.
-
-        Raises:
-            Aborted: the verdict does not answer the proposal.
-        """
-        _check(proposal, verdict)
+        """Adds what a proposal's verdict accepted, up to and including what ends the generation."""
         num_accepted = verdict.num_accepted
         token_ids = (*proposal.token_ids[:num_accepted], verdict.next_token_id)
         origins = (TokenOrigin.DRAFT,) * num_accepted + (_ORIGINS[verdict.kind],)
@@ -125,22 +120,3 @@ class Committer:
 
     def _flush(self) -> str:
         return self._stops.feed(self._decoder.flush())[0] + self._stops.flush()
-
-
-def _check(proposal: Proposal, verdict: Verdict) -> None:
-    """Refuses a verdict that cannot be the answer to this proposal."""
-    num_draft_tokens = len(proposal.token_ids)
-    committed_length = proposal.base_length + verdict.num_accepted + 1
-    if (
-        verdict.round != proposal.round
-        or not 0 <= verdict.num_accepted <= num_draft_tokens
-        or verdict.committed_length != committed_length
-        or len(verdict.log_probs) not in (0, verdict.num_accepted + 1)
-    ):
-        raise Aborted(
-            f"round {proposal.round} with {num_draft_tokens} draft tokens on {proposal.base_length}"
-            f" was answered for round {verdict.round} with {verdict.num_accepted} accepted, a"
-            f" committed length of {verdict.committed_length} and {len(verdict.log_probs)}"
-            " log-probabilities",
-            reason="PROTOCOL_ERROR",
-        )

@@ -209,15 +209,16 @@ class DrafterSession:
         )
         session = dataclasses.replace(self._spec, token_ids=tuple(self._token_ids))
         self._num_sent = len(self._token_ids)
-        await stream.write(
-            draft_pb2.DraftRequest(
-                open=draft_pb2.DraftOpen(
-                    session=wire.encode_session(session),
-                    source=self._choice.source,
-                    target=wire.encode_identity(self._choice.target),
-                )
-            )
+        opening = draft_pb2.DraftOpen(
+            session=wire.encode_session(session),
+            source=self._choice.source,
+            target=wire.encode_identity(self._choice.target),
         )
+        try:
+            await stream.write(draft_pb2.DraftRequest(open=opening))
+        except BaseException:  # the generation may end meanwhile, and knows no such stream
+            stream.cancel()
+            raise
         self._stream = stream
         return stream
 

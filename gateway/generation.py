@@ -82,8 +82,8 @@ async def run_generation(
                     yield events.finished(
                         committed.finish_reason, generation, committer.num_tokens, record.message()
                     )
-    except PacelineError as error:
-        record.outcome = error.reason
+    except Exception as error:
+        record.outcome = error.reason if isinstance(error, PacelineError) else "INTERNAL"
         raise
     finally:
         sessions.verifier.close()
@@ -108,15 +108,22 @@ def choose_policy(
 
     `times` are those of the draft source in use, None before there is one.
     """
+    longest = _longest(generation, config)
+    kind = (generation.draft_length or config.draft_length).partition(":")[0]
+    if generation.num_draft_tokens is not None or kind == "fixed":
+        return FixedLength(longest)
+    return CostLength(longest, times) if kind == "cost" else WindowLength(longest)
+
+
+def _longest(generation: Generation, config: GatewayConfig) -> int:
+    """Draft tokens of its longest proposal; 0 is plain decoding on purpose."""
     if generation.num_draft_tokens is not None:
-        return FixedLength(generation.num_draft_tokens)
+        return generation.num_draft_tokens
     longest = config.max_draft_tokens
     if generation.max_draft_tokens is not None:
         longest = min(longest, generation.max_draft_tokens)
     kind, _, pinned = (generation.draft_length or config.draft_length).partition(":")
-    if kind == "fixed":
-        return FixedLength(min(longest, int(pinned)))
-    return CostLength(longest, times) if kind == "cost" else WindowLength(longest)
+    return min(longest, int(pinned)) if kind == "fixed" else longest
 
 
 def _open_sessions(
@@ -130,7 +137,7 @@ def _open_sessions(
         config.verify_stall_s, config.reopen_patience_s, call.deadline_s, call.traceparent
     )
     # Plain decoding on purpose needs no session on the draft tier.
-    source = NO_DRAFT if _is_plain(generation) else generation.draft_source
+    source = generation.draft_source if _longest(generation, config) else NO_DRAFT
     choice = DraftChoice(
         source, target.model, config.draft_stall_s, call.deadline_s, call.traceparent
     )
@@ -140,13 +147,10 @@ def _open_sessions(
     )
 
 
-def _is_plain(generation: Generation) -> bool:
-    return generation.num_draft_tokens == 0 or generation.draft_length == "fixed:0"
-
-
 def _take_place(generation: Generation, tiers: Tiers, config: GatewayConfig, turns: Turns) -> Place:
     """Whether a generation drafts; one that names its source or pins its length is not turned."""
-    if not tiers.sources.targets or generation.draft_source == NO_DRAFT or _is_plain(generation):
+    is_plain = generation.draft_source == NO_DRAFT or not _longest(generation, config)
+    if is_plain or not tiers.sources.targets:
         return turns.begin_pinned(drafts=False)
     is_adapted = not (generation.draft_length or config.draft_length).startswith("fixed")
     if generation.draft_source or generation.num_draft_tokens is not None or not is_adapted:

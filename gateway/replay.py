@@ -66,6 +66,8 @@ class Replayer:
         self._metrics = metrics
         self._task: asyncio.Task[None] | None = None
         self.counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        for outcome in OUTCOMES:  # a series that begins with its first count shows no increase
+            metrics.replays.labels(outcome)
 
     def overhear(self, run: Events, generation: Generation, target: Target) -> Events:
         """The events of a generation as they are; one of the share is replayed once it has ended.

@@ -6,23 +6,22 @@ parameters are those of `paceline/wire/`. It opens nothing and draws only the se
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.commit import Ending
+from gateway.prompt import check_ids, read_prompt
 from gateway.tiers import Target
 from paceline import wire
 from paceline.errors import InvalidArgument
 from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
+from paceline.serving.logging import MAX_REQUEST_ID_LENGTH, current_request_id
 from paceline.v1 import gateway_pb2
 
 MAX_STOP_STRINGS = 16
 MAX_SAMPLE_INDEX = 2**30
-# Tokenizing holds the event loop; above this length a thread does it.
-_LONG_TEXT_CHARACTERS = 10_000
 _UNSUPPORTED = "UNSUPPORTED_PARAMETER"
 
 
@@ -90,7 +89,7 @@ async def read_generation(
         sample_index=request.first_sample_index,
         cache_domain=request.cache_domain,
         arrival_time_s=time.time(),
-        request_id=request.request_id or secrets.token_hex(8),
+        request_id=_read_request_id(request.request_id),
         has_fresh_seed=not request.HasField("seed"),
     )
     ending = Ending(
@@ -111,53 +110,6 @@ async def read_generation(
         speculation.draft_source,
         _read_count(speculation, "draft_token_count"),
         _read_count(speculation, "max_draft_token_count"),
-    )
-
-
-async def read_prompt(prompt: gateway_pb2.Prompt, target: Target) -> tuple[int, ...]:
-    """The ids of a prompt in any of its forms, at least one.
-
-    Raises:
-        InvalidArgument: there is none, or it cannot be tokenized, or it holds unknown ids.
-    """
-    tokenizer = target.tokenizer
-    match prompt.WhichOneof("form"):
-        case "text":
-            field, empty = "text", "is empty, and the tokenizer begins no text by itself"
-            if len(prompt.text) > _LONG_TEXT_CHARACTERS:
-                token_ids = await asyncio.to_thread(tokenizer.encode, prompt.text)
-            else:
-                token_ids = tokenizer.encode(prompt.text)
-        case "chat":
-            field, empty = "chat", "is empty as the chat template renders it"
-            messages = [(message.role, message.content) for message in prompt.chat.messages]
-            if sum(len(content) for _, content in messages) > _LONG_TEXT_CHARACTERS:
-                token_ids = await asyncio.to_thread(tokenizer.encode_chat, messages)
-            else:
-                token_ids = tokenizer.encode_chat(messages)
-        case "token_ids":
-            field, empty = "token_ids", "must hold at least one id"
-            token_ids = tuple(prompt.token_ids.token_ids)
-            check_ids(token_ids, target.model, field="prompt.token_ids")
-        case _:
-            raise InvalidArgument("prompt", "must be set")
-    if not token_ids:
-        raise InvalidArgument(f"prompt.{field}", empty, reason="EMPTY_PROMPT")
-    return token_ids
-
-
-def check_ids(token_ids: Sequence[int], model: ModelIdentity, *, field: str) -> None:
-    """Refuses ids outside the vocabulary.
-
-    Raises:
-        InvalidArgument: one of them is.
-    """
-    if max(token_ids, default=0) < model.vocabulary_size:
-        return
-    index = next(i for i, t in enumerate(token_ids) if t >= model.vocabulary_size)
-    raise InvalidArgument(
-        f"{field}[{index}]",
-        f"must be under the vocabulary size of {model.vocabulary_size}, got {token_ids[index]}",
     )
 
 
@@ -182,6 +134,18 @@ def read_num_samples(request: gateway_pb2.GenerateRequest, limit: int) -> int:
             f"must be in [0, {MAX_SAMPLE_INDEX}], got {request.first_sample_index}",
         )
     return num_samples
+
+
+def _read_request_id(request_id: str) -> str:
+    """The caller's id, else that of the call in the log."""
+    if len(request_id) > MAX_REQUEST_ID_LENGTH:
+        raise InvalidArgument(
+            "request_id",
+            f"must have at most {MAX_REQUEST_ID_LENGTH} characters, got {len(request_id)}",
+        )
+    if not (request_id.isascii() and request_id.isprintable()):  # it travels as metadata
+        raise InvalidArgument("request_id", "must be of printable ASCII characters")
+    return request_id or current_request_id() or secrets.token_hex(8)
 
 
 def _read_committed(request: gateway_pb2.GenerateRequest, model: ModelIdentity) -> tuple[int, ...]:

@@ -17,10 +17,11 @@ from gateway.config import GatewayConfig
 from gateway.generation import Call
 from gateway.metrics import GatewayMetrics
 from gateway.pairing import check_source, choose_target
+from gateway.prompt import read_prompt, read_text
 from gateway.record import Observers
 from gateway.replay import Replayer
 from gateway.replicas import DescriptionT, Replicas, TierClient
-from gateway.request import check_ids, read_generation, read_num_samples, read_prompt
+from gateway.request import read_generation, read_num_samples
 from gateway.samples import run_samples
 from gateway.tenants import Tenants
 from gateway.tiers import Tiers, draft_tier, verify_tier
@@ -166,8 +167,7 @@ class GatewayService:
     ) -> gateway_pb2.DetokenizeResponse:
         """Gives the text of ids."""
         target = choose_target(self._tiers.targets, request.model)
-        check_ids(request.token_ids, target.model, field="token_ids")
-        return gateway_pb2.DetokenizeResponse(text=target.tokenizer.decode(request.token_ids))
+        return gateway_pb2.DetokenizeResponse(text=await read_text(request.token_ids, target))
 
     def _replicas(
         self, targets: Sequence[str], client: TierClient[DescriptionT]

@@ -20,6 +20,7 @@ from paceline.errors import (
     Aborted,
     Exhausted,
     FailedPrecondition,
+    InvalidArgument,
     PacelineError,
     RetryableError,
     Unavailable,
@@ -30,6 +31,8 @@ from paceline.v1 import verify_pb2
 _METHOD = "/paceline.v1.VerifyService/Verify"
 # A prompt that kills engines must not walk through the fleet.
 _MAX_LOST = 2
+# How the fields of a session are called on the way to the verify tier.
+_SESSION = "session."
 _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 2.0
 
@@ -134,7 +137,7 @@ class VerifierSession:
             self._is_open = True
             self.max_draft_tokens = response.opened.max_draft_tokens
             response = await stream.read(verify_pb2.VerifyResponse)
-        verdict = wire.decode_verdict(response.verdict)
+        verdict = read_verdict(response, proposal)
         return dataclasses.replace(verdict, round=verdict.round + offset) if offset else verdict
 
     async def _open(self, first_round: int) -> Stream:
@@ -191,7 +194,7 @@ class VerifierSession:
             if isinstance(error, Exhausted):
                 pause_s += error.retry_after_s
             if loop.time() + pause_s > give_up_s:
-                raise error
+                raise _for_caller(error)
             await asyncio.sleep(pause_s)
             delay_s = min(2 * delay_s, _MAX_BACKOFF_S)
             try:
@@ -210,8 +213,8 @@ class VerifierSession:
             if not self._has_another():
                 raise error
         elif not isinstance(error, RetryableError | Aborted):
-            raise error
-        elif self._is_open and not isinstance(error, Exhausted):
+            raise _for_caller(error)
+        elif self._is_open and not _is_alive(error):
             self._num_lost += 1
             if self._num_lost >= _MAX_LOST:
                 raise Unavailable(
@@ -231,3 +234,48 @@ class VerifierSession:
         if self._bounds.deadline_s is None:
             return None
         return max(0.0, self._bounds.deadline_s - asyncio.get_running_loop().time())
+
+
+def read_verdict(response: verify_pb2.VerifyResponse, proposal: Proposal) -> Verdict:
+    """The verdict on a proposal.
+
+    Raises:
+        Unavailable: the answer is none. That is the replica's fault, and another may do better.
+    """
+    try:
+        verdict = wire.decode_verdict(response.verdict)
+    except InvalidArgument as error:
+        raise Unavailable(f"no verdict: {error.message}", reason="PEER_FAILED") from None
+    num_draft_tokens = len(proposal.token_ids)
+    committed_length = proposal.base_length + verdict.num_accepted + 1
+    if (
+        verdict.round != proposal.round
+        or not 0 <= verdict.num_accepted <= num_draft_tokens
+        or verdict.committed_length != committed_length
+        or len(verdict.log_probs) not in (0, verdict.num_accepted + 1)
+    ):
+        raise Unavailable(
+            f"round {proposal.round} with {num_draft_tokens} draft tokens on {proposal.base_length}"
+            f" was answered for round {verdict.round} with {verdict.num_accepted} accepted, a"
+            f" committed length of {verdict.committed_length} and {len(verdict.log_probs)}"
+            " log-probabilities",
+            reason="PEER_FAILED",
+        )
+    return verdict
+
+
+def _is_alive(error: PacelineError) -> bool:
+    """Whether the replica that ended the session did so in good health."""
+    return isinstance(error, Exhausted) or error.reason == "SESSION_IDLE"
+
+
+def _for_caller(error: PacelineError) -> PacelineError:
+    """The error in the words of the gateway's own contract."""
+    if isinstance(error, Aborted):
+        return Unavailable(error.message, reason=error.reason)
+    if isinstance(error, InvalidArgument) and error.field.startswith(_SESSION):
+        field = error.field.removeprefix(_SESSION)
+        return InvalidArgument(
+            field, error.description, reason=error.reason, metadata=error.metadata
+        )
+    return error

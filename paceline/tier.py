@@ -55,6 +55,12 @@ class EngineConfig(ServerConfig):
     )
     max_draft_tokens: int = Field(default=16, ge=1, le=30, description="longest proposal in tokens")
     max_sessions: int = Field(default=256, ge=1, description="sessions open at once")
+    idle_timeout_s: float = Field(
+        default=60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a message that end a session",
+    )
     threads: int = Field(
         default=0,
         ge=0,

@@ -24,7 +24,13 @@ from paceline.bench.llama_cpp import LlamaCppLaws
 from paceline.bench.measure import tokenize
 from paceline.bench.prompts import Question
 from paceline.cli.client import Access, GenerationOptions, Stub, connect, generate, ids_prompt
-from paceline.cli.options import address_option, choose_questions, json_option, prompts_option
+from paceline.cli.options import (
+    address_option,
+    choose_model,
+    choose_questions,
+    json_option,
+    prompts_option,
+)
 from paceline.errors import PacelineError
 from paceline.records import ModelIdentity
 from paceline.serving.config import CACHE_DIR
@@ -161,7 +167,7 @@ async def _write(
     async with connect(access) as gateway:
         served = await gateway.ListModels(gateway_pb2.ListModelsRequest())
         texts = await write(gateway, questions, max_tokens)
-    return decode_identity(served.models[0].model), texts
+    return decode_identity(choose_model(served, "").model), texts
 
 
 @click.command()

@@ -25,7 +25,12 @@ from rich.table import Table
 
 from paceline.bench.prompts import Question
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
-from paceline.cli.options import address_option, choose_questions, prompts_option
+from paceline.cli.options import (
+    address_option,
+    choose_model,
+    choose_questions,
+    prompts_option,
+)
 from paceline.serving.config import CACHE_DIR
 from paceline.serving.placement import num_cores
 from paceline.v1 import gateway_pb2
@@ -155,7 +160,7 @@ async def _compare_all(
 ) -> list[Comparison]:
     async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        sources = models.models[0].draft_sources
+        sources = choose_model(models, "").draft_sources
         comparisons = [Comparison("none", 0)]
         comparisons += [Comparison(s, n) for s in sources for n in LENGTHS if n != 0]
         for comparison in track(comparisons, "comparing", console=Console(stderr=True)):

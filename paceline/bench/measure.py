@@ -50,12 +50,12 @@ class ServedRow:
         return Run(prompt.question, tuple(arrivals), generation.token_ids, generation.stats)
 
 
-async def tokenize(gateway: Stub, questions: Sequence[Question]) -> list[Prompt]:
+async def tokenize(gateway: Stub, questions: Sequence[Question], model: str = "") -> list[Prompt]:
     """The ids of each question as the user's turn of a chat, from the target's own tokenizer."""
     prompts = []
     for question in questions:
         form = chat_prompt([("user", question.text)])
-        answer = await gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=form))
+        answer = await gateway.Tokenize(gateway_pb2.TokenizeRequest(model=model, prompt=form))
         prompts.append(Prompt(question, tuple(answer.token_ids)))
     return prompts
 

@@ -44,16 +44,19 @@ async def measure_sheet(
     gateway: Stub,
     questions: Sequence[Question],
     options: GenerationOptions,
-    models: gateway_pb2.ListModelsResponse,
+    sources: Sequence[str],
+    replicas: Sequence[gateway_pb2.Replica],
     on_done: Callable[[], None],
 ) -> Measured:
-    """Measures the first model that is served, with the draft sources that fit it."""
-    sources = models.models[0].draft_sources
+    """Measures the target that the options name, with the draft sources that fit it.
+
+    Its replicas tell how many steps' work was waiting before.
+    """
     wanted = [plainly(options)]
     wanted += [_drafting(options, source, LENGTHS[-1]) for source in sources]
     wanted += [_drafting(options, source, k) for source in sources[:1] for k in LENGTHS[:-1]]
     plain, *runs = await run_interleaved(gateway, questions, wanted, on_done)
-    queued = sum(r.load.queued_count for r in models.replicas if r.tier == gateway_pb2.TIER_VERIFY)
+    queued = sum(r.load.queued_count for r in replicas if r.tier == gateway_pb2.TIER_VERIFY)
     return Measured(make_sheet(plain, runs, queued), plain, tuple(runs))
 
 

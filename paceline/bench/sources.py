@@ -23,7 +23,12 @@ from rich.table import Table
 from paceline.bench.prompts import Question
 from paceline.bench.trials import Trial, plainly, run_interleaved
 from paceline.cli.client import GenerationOptions, connect
-from paceline.cli.options import address_option, choose_questions, prompts_option
+from paceline.cli.options import (
+    address_option,
+    choose_model,
+    choose_questions,
+    prompts_option,
+)
 from paceline.v1 import gateway_pb2
 
 WAYS = {
@@ -89,7 +94,7 @@ async def measure_sources(
     rows = []
     async with connect(options["access"]) as gateway:
         models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        sources = names or models.models[0].draft_sources
+        sources = names or choose_model(models, "").draft_sources
         with Progress(console=Console(stderr=True)) as progress:
             total = len(WAYS) * (1 + len(sources)) * len(questions)
             bar = progress.add_task("sources", total=total)

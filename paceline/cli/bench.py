@@ -24,7 +24,14 @@ from paceline.bench.prompts import Question
 from paceline.bench.report import as_json, memory_table, tables
 from paceline.bench.runs import Prompt, Row
 from paceline.cli.client import GenerationOptions, Stub, connect
-from paceline.cli.options import DraftLength, address_option, choose_questions, prompts_option
+from paceline.cli.options import (
+    DraftLength,
+    address_option,
+    choose_model,
+    choose_questions,
+    model_option,
+    prompts_option,
+)
 from paceline.cli.terminal import run
 from paceline.serving.config import CACHE_DIR
 from paceline.serving.placement import num_cores
@@ -47,6 +54,7 @@ _at_least_one = click.IntRange(min=1)
 @click.option(
     "--max-tokens", type=click.IntRange(min=2), default=64, help="Longest output, tokens."
 )
+@model_option
 @click.option("--ignore-eos", is_flag=True, help="Make every output as long as that.")
 @click.option(
     "--concurrency",
@@ -85,8 +93,8 @@ async def _bench(questions: Sequence[Question], options: dict[str, Any]) -> None
     load_before = os.getloadavg()
     async with connect(options["access"]) as gateway:
         system = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        prompts = await tokenize(gateway, questions)
-        model = system.models[0]
+        model = choose_model(system, options["model"])
+        prompts = await tokenize(gateway, questions, options["model"])
         drafts = tuple(dict.fromkeys(options["draft"])) or tuple(model.draft_sources[:1])
         served = _served(gateway, drafts, options)
         rows = [*served]
@@ -116,6 +124,7 @@ def _options(options: dict[str, Any], **fields: Any) -> GenerationOptions:
         max_tokens=options["max_tokens"],
         temperature=options["temperature"],
         ignore_eos=options["ignore_eos"],
+        model=options["model"],
         **fields,
     )
 

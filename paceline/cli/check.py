@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from paceline.cli.client import Access, Generation, Stub, connect, generate
-from paceline.cli.options import address_option, json_option
+from paceline.cli.options import address_option, choose_model, json_option, model_option
 from paceline.cli.probes import WAYS, probes
 from paceline.cli.terminal import EXIT_ERROR, run
 from paceline.v1 import gateway_pb2
@@ -97,22 +97,23 @@ class Report:
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), default=32, help="Output tokens per prompt."
 )
+@model_option
 @json_option
-def check(access: Access, max_tokens: int, as_json: bool) -> None:
+def check(access: Access, max_tokens: int, model: str, as_json: bool) -> None:
     """Proves that output is the same with every draft source and length, greedy and seeded.
 
     Exits with 1 on the first difference, and where nothing was drafted, accepted or rejected.
     """
-    report = run(_check(access, max_tokens))
+    report = run(_check(access, max_tokens, model))
     click.echo(json.dumps(report.as_json(), ensure_ascii=False) if as_json else describe(report))
     if report.verdict != "IDENTICAL":
         sys.exit(EXIT_ERROR)
 
 
-async def _check(access: Access, max_tokens: int) -> Report:
+async def _check(access: Access, max_tokens: int, name: str) -> Report:
     async with connect(access) as gateway:
-        models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        model = models.models[0]
+        served = await gateway.ListModels(gateway_pb2.ListModelsRequest())
+        model = choose_model(served, name)
         requests = await probes(gateway, model.model, max_tokens)
         report = Report(len({prompt for prompt, _ in requests}))
         for (prompt, way), request in requests.items():

@@ -102,6 +102,8 @@ class GenerationOptions:
     constraint: tuple[str, str] | None = None
     """(json_schema, regex or grammar; its text) that the output must meet."""
     num_samples: int | None = None
+    model: str = ""
+    """Name of the target; empty takes the first that is served."""
     num_prompt_log_probs: int | None = None
     """The same as `num_log_probs` for the prompt."""
 
@@ -109,6 +111,7 @@ class GenerationOptions:
         """The message for one prompt."""
         form = dict([self.constraint]) if self.constraint else None
         return gateway_pb2.GenerateRequest(
+            model=self.model,
             prompt=prompt,
             sampling=speculation_pb2.SamplingParams(
                 temperature=self.temperature,

@@ -29,6 +29,9 @@ def read_config(context: click.Context, option: click.Parameter, path: str | Non
         tables = tomllib.loads(Path(path).read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path} is not TOML: {error}") from None
+    for name in SERVICE_TABLES & tables.keys():
+        if not isinstance(tables[name], dict):
+            raise click.BadParameter(f"{path}: {name} must be a table")
     context.obj = service_variables(tables)
     own = {name: table for name, table in tables.items() if name not in SERVICE_TABLES}
     for name, table in own.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def _read_constraint(options: dict[str, Any]) -> tuple[str, str] | None:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
     for name, value in given.items():
         is_text = name == "regex" or len(value) > _LONGEST_PATH or "\n" in value
-        if is_text or not Path(value).is_file():
+        if is_text or not os.path.isfile(value):
             return name, value
         return name, Path(value).read_text(encoding="utf-8")
     return None

@@ -13,6 +13,7 @@ from paceline.bench.prompts import Question, own_questions, read_questions, spre
 from paceline.cli.client import RULE_NAMES, Access, GenerationOptions
 from paceline.errors import FailedPrecondition
 from paceline.serving.credentials import TlsFiles, client_credentials
+from paceline.v1 import gateway_pb2
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 UINT64 = click.IntRange(0, 2**64 - 1)
@@ -132,6 +133,32 @@ def choose_questions(path: Path | None, limit: int | None) -> list[Question]:
     return spread(questions, len(questions) if limit is None else limit)
 
 
+def model_option(command: _Command) -> _Command:
+    """Adds `--model`, the target that is asked."""
+    return click.option(
+        "--model",
+        default="",
+        envvar="PACELINE_MODEL",
+        show_default="the first that is served",
+        help="Target, where the gateway serves several; `paceline status` lists them.",
+    )(command)
+
+
+def choose_model(served: gateway_pb2.ListModelsResponse, name: str) -> gateway_pb2.ServedModel:
+    """The target of this name, the first one without a name.
+
+    Raises:
+        click.ClickException: it is not served, or none is ready.
+    """
+    for model in served.models:
+        if name in ("", model.model.name):
+            return model
+    names = ", ".join(sorted({model.model.name for model in served.models}))
+    if names:
+        raise click.BadParameter(f"{name!r} is not served; served: {names}", param_hint="--model")
+    raise click.ClickException("no target is ready")
+
+
 def json_option(command: _Command) -> _Command:
     """Adds `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
@@ -156,6 +183,7 @@ def generation_options(command: _Command) -> _Command:
         ),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end."),
         _optional("--seed", UINT64, "Seed of every draw.", "fresh"),
+        model_option,
         click.option("--stop", multiple=True, help="String that ends the output; repeatable."),
         click.option(
             "--rule",

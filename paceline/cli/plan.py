@@ -22,6 +22,7 @@ from paceline.bench.measure import tokenize
 from paceline.bench.measure_sheet import Measured, measure_sheet, num_runs
 from paceline.bench.memory import describe_memory
 from paceline.bench.prompts import Question
+from paceline.bench.runs import Prompt
 from paceline.bench.sheet import (
     Prediction,
     Prices,
@@ -33,10 +34,17 @@ from paceline.bench.sheet import (
     warnings,
 )
 from paceline.bench.trials import Trial
-from paceline.cli.client import GenerationOptions, Stub, connect
-from paceline.cli.options import address_option, choose_questions, json_option, prompts_option
+from paceline.cli.client import GenerationOptions, connect
+from paceline.cli.options import (
+    address_option,
+    choose_model,
+    choose_questions,
+    json_option,
+    model_option,
+    prompts_option,
+)
 from paceline.cli.terminal import run
-from paceline.v1 import gateway_pb2
+from paceline.v1 import gateway_pb2, speculation_pb2
 
 _price = click.FloatRange(min=0.0)
 
@@ -50,6 +58,7 @@ _price = click.FloatRange(min=0.0)
 @click.option("--memory-mib", type=click.IntRange(min=1), default=4096, help="Of one replica.")
 @click.option("--target-price", type=_price, default=0.0, help="Of a verify replica, per hour.")
 @click.option("--draft-price", type=_price, default=0.0, help="Of a draft replica, per hour.")
+@model_option
 @json_option
 def plan(as_json: bool, **options: Any) -> None:
     """Says whether speculation pays for your prompts, with which draft source and which length.
@@ -57,15 +66,15 @@ def plan(as_json: bool, **options: Any) -> None:
     The services must be running and otherwise idle.
     """
     questions = choose_questions(options["prompts"], options["limit"])
-    measured, models, texts = run(_measure(questions, options))
+    measured, model, replicas, texts = run(_measure(questions, options))
     if not measured.plain.rounds:
         raise click.ClickException("every output ends with its first token: nothing to measure")
     if not measured.sheet.sources:
         raise click.ClickException("no draft source of this system proposed anything")
     prices = Prices(options["target_price"], options["draft_price"])
-    report = make_report(measured, prices, _memory(models, options["memory_mib"]))
+    report = make_report(measured, prices, _memory(model, replicas, options["memory_mib"]))
     if texts:
-        report["distance"] = describe_distance(models.models[0].model.name, texts)
+        report["distance"] = describe_distance(model.name, texts)
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -74,31 +83,41 @@ def plan(as_json: bool, **options: Any) -> None:
 
 async def _measure(
     questions: Sequence[Question], options: dict[str, Any]
-) -> tuple[Measured, gateway_pb2.ListModelsResponse, list[Text]]:
-    wanted = GenerationOptions(max_tokens=options["max_tokens"], temperature=options["temperature"])
+) -> tuple[Measured, speculation_pb2.ModelIdentity, Sequence[gateway_pb2.Replica], list[Text]]:
+    wanted = GenerationOptions(
+        max_tokens=options["max_tokens"],
+        temperature=options["temperature"],
+        model=options["model"],
+    )
     async with connect(options["access"]) as gateway:
-        models = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        total = num_runs(len(models.models[0].draft_sources)) * len(questions)
+        served = await gateway.ListModels(gateway_pb2.ListModelsRequest())
+        target = choose_model(served, options["model"])
+        total = num_runs(len(target.draft_sources)) * len(questions)
         with Progress(console=Console(stderr=True)) as progress:
             bar = progress.add_task("measuring", total=total)
             done = lambda: progress.advance(bar)  # noqa: E731 - a def would only repeat the line
-            measured = await measure_sheet(gateway, questions, wanted, models, done)
-        is_quantized = models.models[0].model.quantization
-        texts = await _texts(gateway, questions, measured.plain) if is_quantized else []
-    return measured, models, texts
+            measured = await measure_sheet(
+                gateway, questions, wanted, target.draft_sources, served.replicas, done
+            )
+        texts: list[Text] = []
+        if target.model.quantization:
+            prompts = await tokenize(gateway, questions, options["model"])
+            texts = _texts(prompts, measured.plain)
+    return measured, target.model, served.replicas, texts
 
 
-async def _texts(gateway: Stub, questions: Sequence[Question], plain: Trial) -> list[Text]:
-    """What the target wrote behind the questions."""
-    pairs = zip(await tokenize(gateway, questions), plain.generations, strict=True)
+def _texts(prompts: Sequence[Prompt], plain: Trial) -> list[Text]:
+    """What the target wrote behind the prompts."""
+    pairs = zip(prompts, plain.generations, strict=True)
     return [Text.of(prompt.token_ids, written.token_ids) for prompt, written in pairs]
 
 
-def _memory(models: gateway_pb2.ListModelsResponse, memory_mib: int) -> dict[str, Any]:
-    """What each tier's model takes: the target's, and the first model that drafts for it."""
-    target = models.models[0].model
+def _memory(
+    target: speculation_pb2.ModelIdentity, replicas: Sequence[gateway_pb2.Replica], memory_mib: int
+) -> dict[str, Any]:
+    """What each tier's model takes: the target's, and the first model that drafts."""
     tiers = {"verify": describe_memory(target.name, memory_mib, target.max_length)}
-    for replica in models.replicas:
+    for replica in replicas:
         if replica.tier == gateway_pb2.TIER_DRAFT and replica.model.name:
             draft = replica.model
             tiers["draft"] = describe_memory(draft.name, memory_mib, draft.max_length)

@@ -6,6 +6,7 @@ A model whose tokenizer cannot write them (a table model) gets fixed sequences o
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -45,7 +46,7 @@ async def probes(
         if room < 1:
             continue
         for way, options in WAYS.items():
-            request = options.request(ids_prompt(ids))
+            request = replace(options, model=model.name).request(ids_prompt(ids))
             request.max_tokens = min(max_tokens, room)
             requests[text, way] = request
     return requests

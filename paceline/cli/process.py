@@ -52,7 +52,6 @@ class ServiceProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            limit=MAX_LINE_BYTES,
             start_new_session=True,
         )
         assert self._process.stdout is not None and self._process.stderr is not None
@@ -119,8 +118,15 @@ class ServiceProcess:
 
     @staticmethod
     async def _read(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:
-        while line := await stream.readline():
-            take(line.decode(errors="replace").rstrip("\n"))
+        rest = b""
+        while chunk := await stream.read(MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                take(line.decode(errors="replace"))
+        if rest:
+            take(rest.decode(errors="replace"))
 
     def _take_fact(self, line: str) -> None:
         """Reads `listening service=NAME address=HOST:PORT` and the same with `ready`."""

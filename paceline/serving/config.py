@@ -119,12 +119,6 @@ class ServerConfig(BaseSettings):
         "replicas; calls that run go on; 0 never asks",
     )
     max_message_mib: int = Field(default=16, ge=1, le=63, description="largest message in MiB")
-    idle_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="seconds without a message that end a session",
-    )
 
     def tls(self) -> TlsFiles:
         """What this server shows its callers, and whom it believes."""
@@ -172,7 +166,8 @@ def load(
     """
     try:
         flags = _from_flags(cls, argv)
-        path = flags.get("config") or environ.get(FILE_VARIABLE)
+        own = environ.get(_variable(cls, "config"))
+        path = flags.get("config") or own or environ.get(FILE_VARIABLE)
         file = _from_file(cls, Path(path)) if path else {}
         return cls(**{**file, **_from_environment(cls, environ), **flags})
     except ValidationError as error:
@@ -217,6 +212,8 @@ def _from_file(cls: type[ServerConfig], path: Path) -> dict[str, Any]:
     table = tables.get(cls.section, {})
     if not isinstance(table, dict):
         raise ValueError(f"{path}: {cls.section} must be a table")
+    if "config" in table:
+        raise ValueError(f"{path}: a file names no other file")
     return table
 
 

@@ -116,7 +116,9 @@ async def serve(service: Service, config: ServerConfig) -> int:
     await _set_health(checks, service, _SERVING)
     _announce("ready", config, address)
     await _report_health(checks, service, stopping)
-    await checks.enter_graceful_shutdown()
+    # Liveness serves on: a process that drains is not to be restarted.
+    await _set_health(checks, service, _NOT_SERVING)
+    await asyncio.sleep(config.lame_duck_s)
     gate.close()
     await _drain(service, config)
     await server.stop(STOP_GRACE_S)
@@ -236,7 +238,6 @@ async def _report_health(
 
 
 async def _drain(service: Service, config: ServerConfig) -> None:
-    await asyncio.sleep(config.lame_duck_s)
     try:
         async with asyncio.timeout(config.drain_timeout_s):
             await service.drain()

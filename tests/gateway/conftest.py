@@ -9,7 +9,15 @@ from __future__ import annotations
 import asyncio
 import io
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -419,6 +427,8 @@ class DraftTier(_Tier):
     advances: list[Any] = field(default_factory=list)
     answers: Callable[[Proposal], list[Proposal]] | None = None
     """What is sent in the place of a proposal."""
+    num_calls: int = 0
+    """Streams open now, with a session or before it."""
 
     async def serve(self, address: str = "127.0.0.1:0") -> None:
         """Starts the server."""
@@ -455,6 +465,15 @@ class DraftTier(_Tier):
             yield draft_pb2.DraftServiceWatchLoadResponse(load=wire.encode_load(load))
 
     async def _draft(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.num_calls += 1
+        try:
+            async with aclosing(self._talk(requests)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            self.num_calls -= 1
+
+    async def _talk(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         first = await anext(requests)
         with self._session(first.open):
             session = wire.decode_session(first.open.session)

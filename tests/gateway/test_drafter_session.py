@@ -378,3 +378,20 @@ async def test_closing_while_waiting(servers: Servers, eventually: Eventually) -
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await tier.closed.wait()
+
+
+async def test_a_generation_that_ends_while_its_draft_opens(
+    servers: Servers, eventually: Eventually
+) -> None:
+    """The call that is being opened ends too, and not at the draft tier's idle timeout."""
+    tier = await servers.draft(SCRIPT)
+    tiers = await servers.tiers([], [tier])
+    for num_yields in range(12):
+        rounds = Rounds(servers, tiers)
+        for _ in range(num_yields):
+            await asyncio.sleep(0)
+        rounds.session.close()
+    rounds = await Rounds(servers, tiers).opened(eventually)
+    rounds.session.close()
+    async with asyncio.timeout(30):  # at the idle timeout of a minute they would end anyhow
+        await eventually(lambda: tier.num_calls == 0)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 import structlog
+from prometheus_client import generate_latest
 
 from gateway.config import GatewayConfig
 from gateway.service import GatewayService
@@ -200,6 +201,52 @@ async def test_gauges_follow(servers: Servers, start: Start) -> None:
     assert {} == values(service, "paceline_generations_running")
     assert {("", "CANCELLED"): 1} == values(service, "paceline_generations_total")
     assert 0 < values(service, "paceline_cost_per_million_tokens")[()]
+
+
+async def test_a_bug_of_ours_is_no_cancellation(
+    servers: Servers, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is answered INTERNAL is counted and logged as that."""
+    verify = await servers.verify(SCRIPT)
+    service, client = await start("--verify", verify.address)
+
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("gateway.commit.Committer.commit", broken)
+    with structlog.testing.capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as failed:
+        await client.Complete(request(max_tokens=4))
+    assert grpc.StatusCode.INTERNAL is failed.value.code()
+    assert {("", "INTERNAL"): 1} == values(service, "paceline_generations_total")
+    assert ["INTERNAL"] == [line["outcome"] for line in lines if line["event"] == "generation"]
+
+
+async def test_a_first_mismatch_can_be_seen(servers: Servers, start: Start) -> None:
+    """A series that begins with its first count shows Prometheus no increase."""
+    verify = await servers.verify(SCRIPT)
+    service, _ = await start("--verify", verify.address)
+    text = generate_latest(service.registry).decode()
+    assert 'paceline_replays_total{outcome="mismatch"} 0.0' in text
+
+
+@pytest.mark.parametrize("pin", ["setting", "bound", "request"])
+async def test_plain_decoding_on_purpose_costs_the_draft_tier_nothing(
+    servers: Servers, start: Start, pin: str
+) -> None:
+    """However it is asked for: no session is opened there."""
+    verify, draft = await servers.verify(SCRIPT), await servers.draft(SCRIPT)
+    flags = ("--draft-length", "fixed:0") if pin == "setting" else ()
+    _, client = await start("--verify", verify.address, "--draft", draft.address, *flags)
+    speculation = gateway_pb2.SpeculationParams()
+    if pin == "bound":
+        speculation.max_draft_token_count = 0
+    if pin == "request":
+        speculation.draft_token_count = 0
+    answer = await client.Complete(request(max_tokens=5, speculation=speculation))
+    assert SCRIPT[:5] == list(answer.token_ids)
+    assert 0 == draft.num_calls == draft.num_opened
+    await client.Complete(request(max_tokens=5))
+    assert draft.num_opened == (0 if pin == "setting" else 1)
 
 
 async def test_arms_differ_in_speed_only(servers: Servers, start: Start) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.contextvars import bound_contextvars
 
 from gateway.request import (
     MAX_SAMPLE_INDEX,
     MAX_STOP_STRINGS,
     read_generation,
     read_num_samples,
-    read_prompt,
 )
 from gateway.tiers import Target
 from gateway.tokenizer import Tokenizer
@@ -288,11 +288,26 @@ async def test_the_context_can_be_filled_exactly(target: Target) -> None:
     assert 64 == (await read_generation(request(max_tokens=61), target, BLOCK)).last_length
 
 
-@pytest.mark.parametrize("length", [1, 20_000])
-async def test_prompts_of_any_length_tokenize_the_same(target: Target, length: int) -> None:
-    """A long text is tokenized in a thread, with the same result."""
-    text = "é" * length
-    prompt = gateway_pb2.Prompt(text=text)
-    assert target.tokenizer.encode(text) == await read_prompt(prompt, target)
-    turns = chat(("user", text))
-    assert target.tokenizer.encode_chat([("user", text)]) == await read_prompt(turns, target)
+@pytest.mark.parametrize(
+    ("request_id", "message"),
+    [
+        ("x" * 129, "at most 128 characters, got 129"),
+        ("caf\u00e9", "printable ASCII"),
+        ("a\nb", "printable ASCII"),
+    ],
+)
+async def test_request_ids_that_cannot_travel(
+    target: Target, request_id: str, message: str
+) -> None:
+    """It goes on to both tiers as metadata, and into the log."""
+    with pytest.raises(InvalidArgument, match=message) as refused:
+        await read_generation(request(request_id=request_id), target, BLOCK)
+    assert "request_id" == refused.value.field
+
+
+async def test_a_request_has_one_id_everywhere(target: Target) -> None:
+    """Without an id of its own it is called as its call is in the log."""
+    with bound_contextvars(request_id="of-the-call"):
+        assert "of-the-call" == (await read_generation(request(), target, BLOCK)).spec.request_id
+        named = request(request_id="x" * 128)
+        assert "x" * 128 == (await read_generation(named, target, BLOCK)).spec.request_id

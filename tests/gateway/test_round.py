@@ -10,8 +10,8 @@ import pytest
 from gateway.commit import Ending
 from gateway.draft_length import FinishedRound, FixedLength
 from gateway.tokenizer import Tokenizer
-from paceline.errors import Aborted, FailedPrecondition, InvalidArgument
-from paceline.records import Advance, FinishReason, Proposal, TokenOrigin, Verdict
+from paceline.errors import FailedPrecondition, InvalidArgument
+from paceline.records import Advance, FinishReason, Proposal, TokenOrigin
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Loop
@@ -197,17 +197,6 @@ async def test_pieces_add_up(loop: Loop, bytes_tokenizer: Tokenizer, num_draft_t
     outcome = await loop.run(script, ending, num_draft_tokens=num_draft_tokens, mode="mixed")
     assert text == outcome.text
     assert not any("\ufffd" in event.text for event in outcome.events)
-
-
-async def test_a_broken_verdict_ends_the_generation(loop: Loop) -> None:
-    """B96: more than k + 1 tokens is a protocol error."""
-
-    def alter(verdict: Verdict) -> Verdict:
-        longer = replace(verdict, num_accepted=9, committed_length=verdict.committed_length + 5)
-        return longer if verdict.round == 3 else verdict
-
-    with pytest.raises(Aborted, match="round 3"):
-        await loop.run(SCRIPT, Ending(max_tokens=40), alter_verdict=alter)
 
 
 async def test_a_pair_that_does_not_fit_ends_the_generation(loop: Loop) -> None:

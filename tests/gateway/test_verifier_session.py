@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from gateway import replicas as replicas_module
 from gateway.tiers import Tiers
-from gateway.verifier_session import VerifierBounds, VerifierSession
+from gateway.verifier_session import VerifierBounds, VerifierSession, read_verdict
 from paceline.errors import (
     Aborted,
     DeadlineExceeded,
@@ -21,7 +21,14 @@ from paceline.errors import (
     PacelineError,
     Unavailable,
 )
-from paceline.records import Proposal, SamplingParams, SessionSpec, VerificationRule
+from paceline.records import (
+    Proposal,
+    SamplingParams,
+    SessionSpec,
+    TokenLogProbs,
+    VerificationRule,
+)
+from paceline.v1 import speculation_pb2, verify_pb2
 
 if TYPE_CHECKING:
     from tests.gateway.conftest import Fault, Servers, VerifyTier
@@ -224,6 +231,83 @@ async def test_two_lost_replicas_end_the_generation(servers: Servers) -> None:
     session.close()
 
 
+async def test_a_pause_of_the_reader_is_no_death(servers: Servers) -> None:
+    """A replica that ends an idle session is in good health, however often it does."""
+    tier = await servers.verify(SCRIPT)
+    session = open_session(await servers.tiers([tier]))
+    errors = [Aborted("no message for 60 s", reason="SESSION_IDLE") for _ in range(3)]
+
+    async def idle(current: int) -> None:
+        if errors and current > 1:
+            raise errors.pop()
+
+    tier.fault = idle
+    committed = await run(session, 1)
+    for number in range(2, 5):
+        committed += await run(session, 1, start=number)
+    assert SCRIPT[:10] == committed
+    session.close()
+
+
+async def test_what_stays_aborted_is_told_as_unavailable(servers: Servers) -> None:
+    """ABORTED is between the tiers; to the caller it means that another attempt may do better."""
+    tier = await servers.verify(SCRIPT)
+    session = open_session(await servers.tiers([tier]), patience_s=0)
+    tier.fault = fail_in(1, Aborted("no message", reason="SESSION_IDLE"))
+    with pytest.raises(Unavailable) as told:
+        await run(session, 1)
+    assert "SESSION_IDLE" == told.value.reason
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 1},
+        {"num_accepted": 3, "committed_length": 8},
+        {"num_accepted": -1, "committed_length": 4},
+        {"committed_length": 9},
+        {"num_accepted": 1},
+        {"log_probs": (TokenLogProbs(1, (), ()),)},
+    ],
+    ids=str,
+)
+async def test_a_verdict_on_something_else_is_the_replicas_fault(
+    servers: Servers, changes: dict[str, Any]
+) -> None:
+    """B96: it is not committed, and the session goes on elsewhere."""
+    tiers = [await servers.verify(SCRIPT), await servers.verify(SCRIPT)]
+    session = open_session(await servers.tiers(tiers))
+    await run(session, 1)
+    assert session.replica is not None
+    broken = by_address(tiers, session.replica.address)
+    broken.answer = lambda verdict: replace(verdict, **changes)
+    assert SCRIPT[1:4] == await run(session, 1, start=2)
+    assert broken.address != session.replica.address
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        verify_pb2.VerifyResponse(),
+        verify_pb2.VerifyResponse(opened=verify_pb2.VerifyOpened()),
+        verify_pb2.VerifyResponse(verdict=speculation_pb2.Verdict(round=1, committed_length=4)),
+        verify_pb2.VerifyResponse(
+            verdict=speculation_pb2.Verdict(
+                round=1, committed_length=4, kind=cast(speculation_pb2.VerdictKind.ValueType, 99)
+            )
+        ),
+    ],
+    ids=["empty", "opened", "no kind", "unknown kind"],
+)
+def test_an_answer_that_is_no_verdict(response: verify_pb2.VerifyResponse) -> None:
+    """A replica of another version is passed over, and its caller is not told to change fields."""
+    with pytest.raises(Unavailable) as failed:
+        read_verdict(response, Proposal(1, 3))
+    assert "PEER_FAILED" == failed.value.reason
+
+
 async def test_refused_openings_are_no_deaths(servers: Servers) -> None:
     """Replicas that are loading or draining say so and are tried again, as often as it takes."""
     tier = await servers.verify(SCRIPT)
@@ -279,13 +363,13 @@ async def test_one_changed_replica_is_passed_over(servers: Servers) -> None:
 
 
 async def test_a_bad_argument_is_never_repeated(servers: Servers) -> None:
-    """INVALID_ARGUMENT is the caller's, at once, with its field."""
+    """INVALID_ARGUMENT is the caller's, at once, with the field as the caller knows it."""
     tier = await servers.verify(SCRIPT)
     tier.refusals = [InvalidArgument("session.sampling.min_p", "is not supported")]
     session = open_session(await servers.tiers([tier]))
     with pytest.raises(InvalidArgument) as refused:
         await run(session, 1)
-    assert "session.sampling.min_p" == refused.value.field
+    assert "sampling.min_p" == refused.value.field
     assert 1 == len(tier.opens)
     session.close()
 
@@ -356,15 +440,6 @@ async def test_other_models_are_never_used(servers: Servers) -> None:
     with pytest.raises(Unavailable):
         await run(session, 1, start=2)
     assert 0 == other.num_opened
-    session.close()
-
-
-async def test_a_verdict_for_another_round_is_passed_on(servers: Servers) -> None:
-    """B96: the commit judges whether a verdict fits; the session does not bend it."""
-    tier = await servers.verify(SCRIPT)
-    tier.answer = lambda verdict: replace(verdict, round=verdict.round + 1)
-    session = open_session(await servers.tiers([tier]))
-    assert 2 == (await session.verify(Proposal(1, 3))).round
     session.close()
 
 

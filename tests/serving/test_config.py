@@ -190,3 +190,19 @@ def test_construction_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PORT", "7")
     monkeypatch.setenv("PACELINE_GATEWAY_PORT", "8")
     assert 0 == RoomConfig().port
+
+
+def test_the_file_has_three_spellings(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flag, the service's own variable, that of all services; a file names no other."""
+    other = settings_file.with_name("other.toml")
+    other.write_text("[gateway]\nport = 4\n")
+    own = {"PACELINE_GATEWAY_CONFIG": str(other)}
+    every = {"PACELINE_CONFIG": str(settings_file)}
+    assert 1 == load(RoomConfig, (), every).port
+    assert 4 == load(RoomConfig, (), {**every, **own}).port
+    assert 1 == load(RoomConfig, ["--config", str(settings_file)], own).port
+    other.write_text('[gateway]\nconfig = "more.toml"\n')
+    (line,) = refused(capsys, **own)
+    assert "a file names no other file" in line

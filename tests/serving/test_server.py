@@ -186,6 +186,7 @@ async def test_drain(number: signal.Signals) -> None:
         running.process.send_signal(number)
         await running.until_not_serving()
         assert NOT_SERVING == await running.checked(NAME)
+        assert SERVING == await running.checked(LIVENESS)  # else it would be restarted meanwhile
         refusal = await running.refused()
         assert ("DRAINING", True) == (refusal.reason, refusal.retry_after_s > 0)
         for stream in streams:
@@ -196,6 +197,17 @@ async def test_drain(number: signal.Signals) -> None:
         status, out, err = await running.ended()
         assert (0, "") == (status, out)
         assert "service stopped" in err
+
+
+async def test_a_lame_duck_still_takes_sessions() -> None:
+    """Not ready comes first: who has not heard of it yet is served meanwhile."""
+    async with ready("--lame-duck-s", "600") as running:
+        running.process.terminate()
+        await running.until_not_serving()
+        await running.session()
+        running.process.terminate()
+        status, _, _ = await running.ended()
+        assert 128 + signal.SIGTERM == status
 
 
 async def test_drain_has_an_end() -> None:
