@@ -25,9 +25,6 @@ from paceline.cli.stream import stream
 from paceline.cli.terminal import run
 from paceline.v1 import gateway_pb2
 
-_LONGEST_PATH = 255
-"""A longer argument is the text itself."""
-
 
 @click.command()
 @click.argument("prompt")
@@ -86,8 +83,7 @@ def _read_constraint(options: dict[str, Any]) -> tuple[str, str] | None:
     if len(given) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
     for name, value in given.items():
-        is_text = name == "regex" or len(value) > _LONGEST_PATH or "\n" in value
-        if is_text or not os.path.isfile(value):
+        if name == "regex" or not os.path.isfile(value):  # Path refuses what is too long for one
             return name, value
         return name, Path(value).read_text(encoding="utf-8")
     return None

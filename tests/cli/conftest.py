@@ -43,6 +43,9 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     num_accepted: int = 2
     can_tokenize: bool = True
     quantization: str = ""
+    model_names: tuple[str, ...] = ("letters",)
+    tokenized_for: set[str] = field(default_factory=set)
+    """Models that prompts were tokenized for."""
     failure: grpc.StatusCode | None = None
     audit: AuditReport = AuditReport(AuditSum(300, 5.0, 4.0, 0.125), AuditSum(200))  # noqa: RUF009 - frozen
     replays: gateway_pb2.ReplayReport = field(default_factory=gateway_pb2.ReplayReport)
@@ -105,9 +108,12 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
     def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:
-        """One model with two sources, one replica of each tier."""
-        served = gateway_pb2.ServedModel(model=MODEL, draft_sources=["int8", "ngram"])
-        served.model.quantization = self.quantization
+        """Models with two sources each, one replica of each tier."""
+        served = []
+        for name in self.model_names:
+            one = gateway_pb2.ServedModel(model=MODEL, draft_sources=["int8", "ngram"])
+            one.model.name, one.model.quantization = name, self.quantization
+            served.append(one)
         load = speculation_pb2.ReplicaLoad(
             open_session_count=2, held_block_count=3, audit=wire.encode_audit(self.audit)
         )
@@ -127,13 +133,14 @@ class FakeGateway(gateway_pb2_grpc.GatewayServiceServicer):
             accepted_token_count=6,
         )
         return gateway_pb2.ListModelsResponse(
-            models=[served], replicas=[verify, draft], replays=self.replays
+            models=served, replicas=[verify, draft], replays=self.replays
         )
 
     def Tokenize(
         self, request: gateway_pb2.TokenizeRequest, context: grpc.ServicerContext
     ) -> gateway_pb2.TokenizeResponse:
         """Two ids, or a refusal like that of a table model."""
+        self.tokenized_for.add(request.model)
         if not self.can_tokenize:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "prompt.chat: not in the alphabet")
         return gateway_pb2.TokenizeResponse(token_ids=[1, 2])

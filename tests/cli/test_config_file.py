@@ -32,6 +32,7 @@ def test_table_gives_defaults(gateway: Any, paceline: Any, config: Path) -> None
         ("[generatee]\n", "generatee"),
         ("generate = 3\n", "generate"),
         ("[generate", "not TOML"),
+        ("verify = 3\n", "verify must be a table"),
     ],
 )
 def test_unknown_names_are_refused(paceline: Any, config: Path, text: str, named: str) -> None:

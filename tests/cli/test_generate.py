@@ -132,6 +132,7 @@ def test_a_constraint_is_text_or_a_file(gateway: Any, paceline: Any, tmp_path: P
         ("--json-schema", str(path), "json_schema", '{"type": "object"}'),
         ("--grammar", str(path), "grammar", '{"type": "object"}'),
         ("--grammar", "start: " + "a" * 5000, "grammar", "start: " + "a" * 5000),
+        ("--grammar", "\u4e00" * 100, "grammar", "\u4e00" * 100),
         ("--regex", str(path), "regex", str(path)),
     ):
         gateway.requests.clear()

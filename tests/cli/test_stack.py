@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli.process import MAX_LINE_BYTES, ServiceProcess
 from paceline.cli.stack import StackOptions
 
 # Found before the real ones, because `python -m` looks in the working directory first.
@@ -278,3 +280,15 @@ def test_signal_while_starting(folder: Path, ups: list[Up]) -> None:
     up.process.send_signal(signal.SIGTERM)
     assert up.end()[0] == 0
     assert not any(_is_alive(up.pid(name)) for name in ("verify", "draft", "gateway"))
+
+
+async def test_a_long_line_comes_in_pieces() -> None:
+    """A child whose log nobody reads on would stop at its next line."""
+    reader, lines = asyncio.StreamReader(), list[str]()
+    long = "x" * (3 * MAX_LINE_BYTES)
+    reader.feed_data(f"one\n{long}\ntwo\nend".encode())
+    reader.feed_eof()
+    await ServiceProcess._read(reader, lines.append)
+    assert ["one", "two", "end"] == [lines[0], *lines[-2:]]
+    assert long == "".join(lines[1:-2])
+    assert max(map(len, lines)) <= 2 * MAX_LINE_BYTES
