@@ -87,7 +87,7 @@ class _Loader:
         lookups = [drafter for drafter in first if isinstance(drafter, LookupDrafter)]
         if not first or len(lookups) < len(first):
             raise InvalidArgument(
-                "source", f"{name!r}: only the last of at least two parts may be a model or hybrid"
+                "source", f"{name!r}: only the last of at least two parts may be a model"
             )
         return HybridDrafter(name, lookups, last)
 
@@ -108,8 +108,11 @@ class _Loader:
             f"source {name}: {loaded.identity.dtype} {loaded.identity.quantization or 'whole'},"
             f" {loaded.identity.vocabulary_size} ids, {announced.vocabulary_size} announced"
         )
-        # The ends are those that the target knows; the rest is about the draft's own ids.
-        own = replace(loaded.identity, eos_token_ids=announced.eos_token_ids)
+        # The ends are those that the target knows, if the draft has them; the rest is about its
+        # own ids.
+        size, own_ends = loaded.identity.vocabulary_size, loaded.identity.eos_token_ids
+        ends = tuple(t for t in announced.eos_token_ids if t < size) or own_ends
+        own = replace(loaded.identity, eos_token_ids=ends)
         grammars = Grammars(loaded.tokenizer_archive, own)
         return ModelDrafter(DraftSource(name, announced), engine, loaded.identity, grammars)
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import takewhile
 
 from draft_service.drafters.history import CommittedLength, chain_length
 from paceline.engine.constraint import Grammars, Matcher
@@ -148,7 +149,7 @@ class ModelDraftSession:
                 yield Extend(base_length - 1, 0, self._sampling)
             return Proposal(advance.round, base_length)
         walker = self._walk()
-        forced = walker.forced()[:num_tokens] if walker else []
+        forced = self._shared(walker.forced()[:num_tokens]) if walker else []
         sequence.append(forced)
         laws = [truncate(Law.point(token_id)) for token_id in forced]
         length = num_tokens
@@ -186,6 +187,10 @@ class ModelDraftSession:
         output = self._sequence.token_ids[self._sequence.prompt_length :]
         matcher.accept(output[matcher.num_tokens :])
         return matcher.fork()
+
+    def _shared(self, token_ids: list[int]) -> list[int]:
+        """The tokens before the first one that the target lacks."""
+        return list(takewhile(lambda t: t < self._drafter.num_shared_ids, token_ids))
 
     def _draw(self, law: IntegerLaw, base_length: int, position: int) -> int:
         if self._rule is VerificationRule.COUPLED:

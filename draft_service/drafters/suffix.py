@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
-from paceline.records import SessionSpec
+from paceline.records import SessionSpec, VerificationRule
 
 NAME = "suffix"
 
@@ -178,6 +178,10 @@ class SuffixLookup:
     def __init__(self, pasts: Pasts, spec: SessionSpec) -> None:
         self._pasts = pasts
         self._domain = spec.cache_domain
+        # A point mass is exact where the target's draws are independent of it. A seed that was
+        # used before may have drawn what is remembered.
+        is_drawn = spec.rule is not VerificationRule.COUPLED and not spec.sampling.is_greedy
+        self._remembers = spec.has_fresh_seed or not is_drawn
         self._own = SuffixIndex(spec.token_ids)
         self._output = list(spec.token_ids[spec.prompt_length :])
 
@@ -189,7 +193,8 @@ class SuffixLookup:
     def continuation(self, num_tokens: int) -> tuple[int, ...]:
         """What followed the longest match, the session's own text first among equals."""
         end = self._own.end()
-        indices = (self._own, *self._pasts.of(self._domain).indices)
+        past = self._pasts.of(self._domain).indices if self._remembers else ()
+        indices = (self._own, *past)
         found = [(index, *index.find(end)) for index in indices]
         index, length, places = max(found, key=lambda one: one[1])
         return index.vote(places, num_tokens) if length >= _MIN_MATCH else ()

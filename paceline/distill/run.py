@@ -143,7 +143,7 @@ def _resume(options: DistillOptions, trainer: Trainer, progress: Progress) -> tu
     """Restores a saved state; returns the shards that its round trains on, and its seconds."""
     if not options.state.exists():
         return 0, 0.0
-    state: dict[str, Any] = torch.load(options.state, map_location=options.device)
+    state: dict[str, Any] = torch.load(options.state, map_location="cpu")
     trainer.restore(state["trainer"])
     progress(f"going on behind step {trainer.num_steps:,}")
     return state["num_shards"], state["seconds"]

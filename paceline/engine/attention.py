@@ -138,11 +138,9 @@ class CpuRows:
         self._runs: dict[tuple[int, int], list[tuple[int, int]]] = {}
         self._masks: dict[tuple[int, int | None, int], torch.Tensor | None] = {}
         self._block_size = step.block_size
-        self.num_calls = 0
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Stores the rows' keys and values, then attends sequence by sequence."""
-        self.num_calls += 1
         self._cache.write(call.layer, self._slots, call.key, call.value)
         outputs, row = [], 0
         for index, span in enumerate(self._spans):
@@ -233,7 +231,6 @@ class CudaRows:
     def __init__(self, step: Step, cache: PagedCache, device: torch.device) -> None:
         self._cache = cache
         self._slots = find_slots(step, device)
-        self.num_calls = 0
 
         def upload(values: list[int]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32).to(device, non_blocking=True)
@@ -256,7 +253,6 @@ class CudaRows:
         """Stores the rows' keys and values, then attends to the cache in one call."""
         from torch.nn.attention.varlen import varlen_attn  # CUDA only: kept off the CPU's path
 
-        self.num_calls += 1
         self._cache.write(call.layer, self._slots, call.key, call.value)
         key, value = self._cache.blocks(call.layer)
         output = varlen_attn(

@@ -100,6 +100,8 @@ class Matcher:
         self._vocabulary_size = vocabulary_size
         self._end_token_ids = [t for t in end_token_ids if t < vocabulary_size]
         self._stop_token_ids = list(stop_token_ids)
+        # A draft may lack some of the target's.
+        self._own_stop_token_ids = [t for t in stop_token_ids if t < vocabulary_size]
         self._has_ended = False
         self.is_lost = False
         """Whether a token was not allowed where it stands; nothing is allowed behind it."""
@@ -141,7 +143,7 @@ class Matcher:
             allowed = np.unpackbits(bits, count=self._vocabulary_size, bitorder="little").view(bool)
             allowed[self._end_token_ids] = False
         if self._has_ended or self._state.is_accepting():
-            allowed[self._stop_token_ids] = True
+            allowed[self._own_stop_token_ids] = True
         return allowed
 
     def forced(self) -> list[int]:

@@ -212,6 +212,8 @@ class Engine:
             task.started_at = task.started_at or started_at
         try:
             logits, laws = self._forward(plan, tasks)
+        except torch.AcceleratorError:  # the device is lost to this process: it must end
+            raise
         except Exception as error:  # the engine outlives whatever one step did
             self.num_failed_steps += 1
             for task in tasks:

@@ -65,12 +65,6 @@ class NetworkRunner:
             )
         return tuple(observer.shapes[layer] for layer in range(num_layers))
 
-    @property
-    def bytes_per_token(self) -> int:
-        """Cache memory of one token."""
-        numbers = sum(s.num_kv_heads * (s.key_dim + s.value_dim) for s in self.layers)
-        return numbers * int(self._network.dtype.itemsize)
-
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Allocates the cache."""
         self._cache = PagedCache(

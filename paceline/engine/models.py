@@ -221,7 +221,8 @@ def _find(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     files, quantization = find_source(name, options.cache_dir, progress, options.target)
-    if isinstance(files, DraftFiles) and options.device == "cpu" and options.dtype == "float32":
+    is_draft = isinstance(files, DraftFiles) and not quantization
+    if is_draft and options.device == "cpu" and options.dtype == "float32":
         # A draft is there to be fast.
         return files, INT4_PER_GROUP if takes_int4(files.read_config()) else INT8_PER_ROW
     return files, quantization

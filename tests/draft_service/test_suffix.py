@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draft_service.config import DraftConfig
 from draft_service.drafters.suffix import Past, Pasts, SuffixIndex, SuffixLookup
 from draft_service.sources import load_drafters
-from paceline.records import Advance, LawEncoding, Proposal, SamplingParams
+from paceline.engine import rejection
+from paceline.engine.draws import Draws
+from paceline.engine.law import Law
+from paceline.records import (
+    Advance,
+    LawEncoding,
+    Proposal,
+    SamplingParams,
+    SessionSpec,
+    VerificationRule,
+)
 
 
 def longest_match(text: Sequence[int], end: Sequence[int]) -> tuple[int, set[int]]:
@@ -120,7 +132,7 @@ def test_outputs_are_not_continued_by_one_another() -> None:
         lookup = SuffixLookup(pasts, _spec([9]))
         lookup.extend(output)
         lookup.close()
-    asking = SuffixLookup(pasts, _spec([1, 2]))
+    asking = SuffixLookup(pasts, _spec([1, 2], has_fresh_seed=True))
     assert (3,) == asking.continuation(4)
     asking.extend([3])
     assert () == asking.continuation(4)
@@ -128,12 +140,79 @@ def test_outputs_are_not_continued_by_one_another() -> None:
     assert () == asking.continuation(4)
 
 
-def _spec(token_ids: Sequence[int], **fields: Any) -> Any:
-    """A session whose tokens are all prompt."""
-    from paceline.records import SessionSpec, VerificationRule
+@pytest.mark.parametrize(
+    ("fields", "remembers"),
+    [
+        ({"has_fresh_seed": True}, True),
+        ({}, False),
+        ({"rule": VerificationRule.REJECTION_TOKEN}, False),
+        ({"rule": VerificationRule.COUPLED}, True),
+        ({"sampling": SamplingParams(temperature=0.0)}, True),
+    ],
+    ids=str,
+)
+def test_a_seed_that_may_have_been_used(fields: dict[str, Any], remembers: bool) -> None:
+    """What the same draws may have made is not proposed to them; its own text always is."""
+    pasts = Pasts(100)
+    pasts.of("").add([1, 2, 3])
+    assert ((3,) if remembers else ()) == SuffixLookup(pasts, _spec([1, 2], **fields)).continuation(
+        4
+    )
+    own = SuffixLookup(pasts, _spec([1, 2, 5, 1, 2], **fields))
+    assert (5, 1, 2) == own.continuation(4)
 
-    rule = VerificationRule.REJECTION_BLOCK
-    return SessionSpec(tuple(token_ids), len(token_ids), SamplingParams(), rule, 0, **fields)
+
+@pytest.mark.parametrize(
+    "rule", [VerificationRule.REJECTION_BLOCK, VerificationRule.REJECTION_TOKEN]
+)
+def test_the_same_seed_again_follows_the_law(rule: VerificationRule) -> None:
+    """Over 4,000 seeds the second call with each has the target's law, as the first one has.
+
+    A past that was drawn with the same draws shifts the second token id's share from 0.3 to 0.41
+    or more, 15 standard deviations; allowed are 4.
+    """
+    law, num_seeds = Law(np.arange(3), np.array([0.5, 0.3, 0.2])), 4000
+    counts = Counter[int]()
+    for seed in range(num_seeds):
+        pasts = Pasts(1000)
+        first = _generate(pasts, _spec([0, 1, 2], rule=rule, seed=seed), law, 4)
+        again = _generate(pasts, _spec([0, 1, 2], rule=rule, seed=seed), law, 4)
+        assert 4 == len(first) == len(again)
+        counts[again[2]] += 1
+    for token_id, share in enumerate((0.5, 0.3, 0.2)):
+        deviation = (share * (1 - share) / num_seeds) ** 0.5
+        assert abs(counts[token_id] / num_seeds - share) < 4 * deviation
+
+
+def _generate(pasts: Pasts, spec: SessionSpec, law: Law, num_tokens: int) -> list[int]:
+    """An output of a target that has one law everywhere."""
+    lookup, draws, output = SuffixLookup(pasts, spec), Draws(spec.seed), list[int]()
+    while len(output) < num_tokens:
+        proposed = lookup.continuation(num_tokens - len(output) - 1) if output else ()
+        outcome = rejection.verify(
+            spec.rule,
+            [law] * (len(proposed) + 1),
+            [Law.point(token_id) for token_id in proposed],
+            proposed,
+            draws,
+            len(spec.token_ids) + len(output),
+        )
+        new = [*proposed[: outcome.num_accepted], outcome.next_token_id]
+        lookup.extend(new)
+        output += new
+    lookup.close()
+    return output
+
+
+def _spec(token_ids: Sequence[int], **fields: Any) -> SessionSpec:
+    """A session whose tokens are all prompt."""
+    asked = {
+        "sampling": SamplingParams(),
+        "rule": VerificationRule.REJECTION_BLOCK,
+        "seed": 0,
+        **fields,
+    }
+    return SessionSpec(tuple(token_ids), len(token_ids), **asked)
 
 
 # Through the service -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from draft_service.sources import load_drafters
 from paceline.engine.law import decode_laws
 from paceline.errors import FailedPrecondition, InvalidArgument
 from paceline.pairing import check_pair
-from paceline.records import Advance, SamplingParams
+from paceline.records import Advance, Constraint, ConstraintKind, SamplingParams
 
 SAMPLED = SamplingParams()
 
@@ -64,6 +64,32 @@ async def test_greedy_where_the_best_token_is_unknown_to_the_target(
     identity = await (await tiers.verify(target)).identity()
     peer = await tier.open(rounds.spec([0]), target=identity)
     assert (1,) == (await peer.draft(Advance(1, 1, (), 4))).token_ids
+
+
+async def test_an_end_that_the_draft_lacks(tiers: Any, rounds: Any, write_table: Any) -> None:
+    """B46: under a constraint it is not among what the draft may draw, and nobody else notices."""
+    target, draft = write_table(0.4, 0.3, 0.2, 0.1, eos="d"), write_table(0.4, 0.4, 0.2, eos="c")
+    tier = await tiers.draft(draft, target=target, map_ends=True)
+    identity = await (await tiers.verify(target)).identity()
+    constraint = Constraint(ConstraintKind.REGEX, "ab?")
+    sampling = SamplingParams(0.0, stop_token_ids=(3,), constraint=constraint)
+    constrained = await tier.open(rounds.spec([0], sampling=sampling), target=identity)
+    assert (0, 1) == (await constrained.draft(Advance(1, 1, (), 4))).token_ids
+    other = await tier.open(rounds.spec([0]), target=identity)
+    assert (0, 0) == (await other.draft(Advance(1, 1, (), 2))).token_ids
+
+
+async def test_forced_tokens_that_the_target_lacks(
+    tiers: Any, rounds: Any, write_table: Any
+) -> None:
+    """B44: the proposal ends before the first of them."""
+    target, draft = write_table(0.5, 0.3, 0.2, eos="c"), write_table(0.2, 0.2, 0.2, 0.4, eos="c")
+    tier = await tiers.draft(draft, target=target)
+    identity = await (await tiers.verify(target)).identity()
+    constraint = Constraint(ConstraintKind.REGEX, "abda")
+    sampling = SamplingParams(0.0, stop_token_ids=(2,), constraint=constraint)
+    peer = await tier.open(rounds.spec([0], sampling=sampling), target=identity)
+    assert (0, 1) == (await peer.draft(Advance(1, 1, (), 4))).token_ids
 
 
 @pytest.mark.parametrize("draft_ids", [3, 4, 5])

@@ -148,7 +148,6 @@ def test_cpu_rows_equal_the_reference(window: int | None, contiguous: bool) -> N
     torch.testing.assert_close(
         packed.expected(window), rows.attend(packed.call(window)), atol=1e-5, rtol=0
     )
-    assert 1 == rows.num_calls
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 7, 200])

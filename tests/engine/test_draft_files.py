@@ -102,6 +102,13 @@ def test_a_draft_of_odd_sizes(save_model: Any, tmp_path: Path) -> None:
     assert INT8_PER_ROW == loaded.identity.quantization
 
 
+def test_a_draft_whose_bits_are_named(draft: Path, target: Path, tmp_path: Path) -> None:
+    """A name with a prefix is what is loaded."""
+    options = models.LoadOptions(tmp_path, target=str(target))
+    loaded = models.load(f"quantized:int8:{draft}", options, lambda _: None)
+    assert INT8_PER_ROW == loaded.identity.quantization
+
+
 def test_layers_keep_their_kind(files: DraftFiles) -> None:
     """What a configuration says of each layer is said of the layers that were taken."""
     config = files.read_config()

@@ -466,6 +466,7 @@ class FailingRunner:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self.num_failures = 0
+        self.error: Exception = RuntimeError("a kernel failed")
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """As the runner."""
@@ -476,7 +477,7 @@ class FailingRunner:
         logits = self._runner.run(step)
         if self.num_failures:
             self.num_failures -= 1
-            raise RuntimeError("the device is gone")
+            raise self.error
         return logits
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
@@ -495,12 +496,25 @@ def test_the_engine_outlives_a_failed_step(
     sequence = open_sequence(engine, ids)
     assert right[:2] == engine.submit(sequence, decode(sequence, right[:2], 0)).result(WAIT_S)
     runner.num_failures = 1
-    with pytest.raises(RuntimeError, match="the device is gone"):
+    with pytest.raises(RuntimeError, match="a kernel failed"):
         engine.submit(sequence, decode(sequence, right[2:], 3)).result(WAIT_S)
     engine.check().result(WAIT_S)
     assert (0, 1) == (engine.load.num_held_blocks, engine.num_failed_steps)
     assert right[2:] == engine.submit(sequence, decode(sequence, right[2:], 3)).result(WAIT_S)
     engine.close(sequence)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_lost_device_ends_the_engine(network: PreTrainedModel, start_engine: StartEngine) -> None:
+    """B58: every later step would fail too, so that health must tell of it; nobody hangs."""
+    runner = FailingRunner(NetworkRunner(network, VOCABULARY))
+    engine = start_engine(runner)
+    runner.num_failures, runner.error = 1, torch.AcceleratorError("an illegal memory access")
+    sequence = open_sequence(engine, prompt(9, 1))
+    with pytest.raises(Aborted, match="the engine stopped"):
+        engine.submit(sequence, read_laws(sequence, 1)).result(WAIT_S)
+    engine._thread.join(WAIT_S)
+    assert not engine.is_alive
 
 
 @pytest.mark.parametrize(("length", "num_laws"), [(6, 1), (5, 6), (5, -1), (-1, 0)], ids=str)

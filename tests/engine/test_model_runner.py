@@ -200,7 +200,6 @@ def test_layers_are_seen_not_guessed(tiny_network: BuildNetwork) -> None:
     assert [(2, 16, 16)] * 2 == [
         (layer.num_kv_heads, layer.key_dim, layer.value_dim) for layer in runner.layers
     ]
-    assert 2 * 2 * (16 + 16) * 4 == runner.bytes_per_token
 
 
 @pytest.mark.parametrize(

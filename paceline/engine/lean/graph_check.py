@@ -56,13 +56,15 @@ def find_largest_error(runner: CudaRunner) -> float:
 def _steps(num_rows: int, num_blocks: int, block_size: int) -> tuple[Step, Step]:
     """Some sequences of a block each, and a step behind them that leaves a row to fill up.
 
-    The first sequence has about half of the rows, the others one each.
+    The first sequence has about half of the rows, the others one each. Where there are two rows it
+    has both, since a step of one row repeats another record.
     """
     num_sequences = min(max(1, num_rows // 2), num_blocks)
     contexts, spans = [], []
     for block in range(num_sequences):
         start = 1 + block % min(_MAX_CONTEXT, block_size - 1)
-        count = min(num_rows - num_sequences, block_size - start) if block == 0 else 1
+        wanted = max(num_rows - num_sequences, min(2, num_rows)) if block == 0 else 1
+        count = min(wanted, block_size - start)
         ids = tuple((7 * place + block) % _NUM_IDS for place in range(start + max(1, count)))
         contexts.append(Span(ids[:start], 0, (block,), 0, 1))
         spans.append(Span(ids[start:], start, (block,), len(ids) - start, 1))

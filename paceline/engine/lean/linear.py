@@ -119,15 +119,16 @@ class Int8Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiplies; see `Linear`."""
-        y, row_max = quantization.multiply_packed(x, self.weight)
-        return y.mul_(row_max) if self.bias is None else torch.addcmul(self.bias, y, row_max)
+        y, row_max = quantization.multiply_packed(x.float(), self.weight)
+        y = y.mul_(row_max) if self.bias is None else torch.addcmul(self.bias.float(), y, row_max)
+        return y.to(x.dtype)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Multiplies and adds; see `Linear`."""
-        y, row_max = quantization.multiply_packed(x, self.weight)
+        y, row_max = quantization.multiply_packed(x.float(), self.weight)
         if self.bias is not None:
             residual = residual + self.bias
-        return torch.addcmul(residual, y, row_max)
+        return torch.addcmul(residual.float(), y, row_max).to(x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from paceline.engine.native.loop_cache import LoopCache, name_apart
+from paceline.errors import FailedPrecondition
 
 # What may change in float arithmetic: a product with its sum rounded together, and the order of a
 # sum, which is decided when the loop is compiled. So no bit of a row depends on the rows beside it.
 _FUSED = {"contract", "nsz"}
 _REORDERED = {"reassoc", *_FUSED}
+# The engines of a process run parallel loops at once, which numba's own pool of threads, its choice
+# where it finds no better one, ends the process for.
+numba.config.THREADING_LAYER = "threadsafe"
 
 
 def compiled(*, parallel: bool = False, keeps_order: bool = False) -> Any:
@@ -84,9 +88,17 @@ def find_num_shares() -> int:
     """Threads of a step, which are what the caller's parallel loops run on from now on.
 
     A pool has as many threads as the machine has cores, and would wake them all.
+
+    Raises:
+        FailedPrecondition: the system has no OpenMP library.
     """
     count = min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS))
-    numba.set_num_threads(count)
+    try:
+        numba.set_num_threads(count)
+    except ValueError as error:
+        raise FailedPrecondition(
+            f"compiled loops need the system's OpenMP library (Debian: libgomp1): {error}"
+        ) from None
     return count
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from paceline.bench.paged_reference import attend_plainly
 from paceline.engine.lean.cuda_runner import CudaRunner
 from paceline.engine.lean.graph_check import find_largest_error, record_steps
-from paceline.engine.lean.graphs import ROW_COUNTS, Run
+from paceline.engine.lean.graphs import ROW_COUNTS, Run, find_recorded
 from paceline.engine.lean.weights import take_decoder
 from paceline.engine.reduced_head import ReducedHead
 from paceline.engine.step import Step
@@ -113,5 +113,8 @@ def test_every_shape_is_compared_with_surplus(
     for step, shape in zip(seen, runner.recorded_shapes, strict=True):
         assert step.num_rows <= shape.num_rows
         assert step.num_rows < shape.num_rows or shape.num_rows <= 2
+        repeated = find_recorded(step, runner._recorded)
+        # The largest would take more than these 9 blocks.
+        assert repeated is not None and (shape == repeated.shape or shape.num_rows > 32)
     assert max(len(span.token_ids) for span in seen[0].spans) > 1
     assert 9 == len(seen[0].spans)

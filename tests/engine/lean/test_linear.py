@@ -85,6 +85,21 @@ def test_int8_product_equals_the_module(num_rows: int, bias: bool) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_int8_product_of_half_precision_rows(dtype: torch.dtype, bias: bool) -> None:
+    """The kernel takes float32; what comes out is of the rows' type again."""
+    layer = quantized(linear(96, 64, bias=bias).to(dtype))
+    x, residual = rows(5, 96).to(dtype), rows(5, 64).to(dtype)
+    product = build_linear(Matrix.of(layer))
+    assert torch.equal(layer(x), product(x))
+    added = product.add_to(residual, x)
+    assert dtype is added.dtype
+    # Rounded once to the type here, twice there.
+    torch.testing.assert_close(residual + layer(x), added, rtol=0.01, atol=0.01)
+
+
+@needs_kernel
 def test_int8_row_is_blind_to_its_company() -> None:
     """A row alone and among others has the same bits, residual included."""
     product = build_linear(Matrix.of(quantized(linear(96, 64, bias=True))))

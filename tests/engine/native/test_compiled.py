@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.engine.native.compiled import compiled, find_num_shares, floats, is_native
+from paceline.errors import FailedPrecondition
 
 
 def _sum(numbers_at: Any, count: Any) -> Any:
@@ -53,3 +54,21 @@ def test_loops_run_on_the_threads_of_a_step() -> None:
             assert min(wanted, most) == numba.get_num_threads()
     finally:
         torch.set_num_threads(before)
+
+
+def test_pools_of_threads_are_safe() -> None:
+    """Several engines of one process run loops at once; numba's own pool would end the process."""
+    find_num_shares()
+    assert "threadsafe" == numba.config.THREADING_LAYER
+    assert numba.threading_layer() in ("omp", "tbb")
+
+
+def test_a_system_without_openmp_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to install is in the message."""
+
+    def fail(count: int) -> None:
+        raise ValueError("No threading layer could be loaded.")
+
+    monkeypatch.setattr(numba, "set_num_threads", fail)
+    with pytest.raises(FailedPrecondition, match="libgomp1"):
+        find_num_shares()
