@@ -68,7 +68,7 @@ class EngineConfig(ServerConfig):
     )
     exact: bool = Field(
         default=False,
-        description="float32 and int8 on the CPU: no bit of a row depends on the rows beside it",
+        description="float32, int8 and int4 on the CPU: no bit of a row depends on rows beside it",
     )
     cache_dir: Path = Field(default=CACHE_DIR, description="where converted models are kept")
 

@@ -67,7 +67,8 @@ _count = click.IntRange(min=1)
 @click.option(
     "--exact",
     is_flag=True,
-    help="The target's output depends on no bit of what shares its steps: float32 or int8, CPU.",
+    help="The target's output depends on no bit of what shares its steps: float32, int8 or int4, "
+    "on the CPU.",
 )
 @click.pass_context
 def up(context: click.Context, /, **options: Any) -> None:
