@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deploy.dashboard import ROWS, dashboard
+from gateway.watch import FASTER
 from tests.deploy.rendering import CHART, of_kind, render
 from tests.deploy.tools import find
 
@@ -61,10 +62,29 @@ def test_alerts_say_what_to_do() -> None:
         assert rule["annotations"].keys() == {"summary", "description"}
 
 
+def test_alerts_name_reasons_that_exist() -> None:
+    """Reasons of errors are words of the code, so that none is spelled as nothing ever ends."""
+    folders = ("gateway", "paceline", "verify_service")
+    sources = [path.read_text() for name in folders for path in (ROOT / name).rglob("*.py")]
+    words = {word for text in sources for word in re.findall(r'"([A-Z_]+)"', text)}
+    for alert, least in (("PacelineFailing", 10), ("PacelineRefusing", 2)):
+        (expr,) = (rule["expr"] for rule in rules() if rule["alert"] == alert)
+        (reasons,) = re.findall(r'(?:outcome|reason)=~"([A-Z_|]+)"', expr)
+        assert len(reasons.split("|")) >= least
+        assert set() == set(reasons.split("|")) - words
+
+
+def test_a_draft_that_pays_is_judged_as_the_gateway_does() -> None:
+    """The estimate from which a low acceptance is no alert is the gateway's own."""
+    (expr,) = (rule["expr"] for rule in rules() if rule["alert"] == "PacelineAcceptanceLow")
+    assert f"paceline_speculation_speedup) >= {FASTER}" in expr
+
+
 @pytest.mark.deploy
 def test_scalers_ask_for_gauges_that_exist() -> None:
     """B123: targets are metrics of the tier's own pods."""
-    for scaler in of_kind(render("ha"), "ScaledObject").values():
+    none = render("ha", draft={"autoscaling": {"minReplicas": 0}})
+    for scaler in of_kind(none, "ScaledObject").values():
         for trigger in scaler["spec"]["triggers"]:
             (name,) = METRIC.findall(trigger["metadata"]["query"])
             assert name in known_metrics()

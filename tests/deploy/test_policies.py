@@ -131,6 +131,22 @@ def test_a_load_gets_its_time(seconds: int) -> None:
     assert waits_s < deployment["spec"]["progressDeadlineSeconds"]
 
 
+def test_a_gateway_waits_as_long_as_a_target_loads() -> None:
+    """It is ready only once a target is, so its rollout may take as long as the slowest pool's."""
+    objects = render(
+        verify={"loadTimeoutSeconds": 1200, "pools": {"slow": {"loadTimeoutSeconds": 3600}}},
+        draft={"loadTimeoutSeconds": 7200},
+    )
+    deadlines = {
+        name.removeprefix("shop-paceline-"): one["spec"]["progressDeadlineSeconds"]
+        for name, one in of_kind(objects, "Deployment").items()
+    }
+    expected = {"gateway": 4200, "draft": 7800, "verify": 1800, "verify-slow": 4200}
+    assert expected == deadlines
+    patient = of_kind(render(gateway={"loadTimeoutSeconds": 2000}), "Deployment")
+    assert 2600 == patient["shop-paceline-gateway"]["spec"]["progressDeadlineSeconds"]
+
+
 @pytest.mark.parametrize("values", [{}, {"preStopSeconds": 1, "drainTimeoutSeconds": 0}, None])
 def test_the_end_adds_up(values: dict[str, int] | None) -> None:
     """B125: the grace period holds preStop, then the drain of the service's setting, then more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -252,4 +253,60 @@ def test_scalers_own_the_number_of_pods() -> None:
     assert all("replicas" not in one["spec"] for one in deployments.values())
     for name, scaler in scalers.items():
         (trigger,) = scaler["spec"]["triggers"]
-        assert f'pod=~"{name}-[a-z0-9]+-[a-z0-9]+"' in trigger["metadata"]["query"]
+        assert f'pod=~"{name}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}"' in trigger["metadata"]["query"]
+        assert "false" == trigger["metadata"]["ignoreNullValues"]
+        assert scaler["spec"]["minReplicaCount"] >= 1
+
+
+def test_a_tier_without_pods_comes_back() -> None:
+    """Only drafts may all go: a running generation wakes one, and nothing known wakes nobody."""
+    none = {"autoscaling": {"minReplicas": 0}}
+    pooled = {**none, "pools": {"east": {}}}
+    scalers = of_kind(render("ha", gateway=pooled, draft=none, verify=none), "ScaledObject")
+    least = {name: one["spec"]["minReplicaCount"] for name, one in scalers.items()}
+    assert 0 == least.pop("shop-paceline-draft")
+    assert {1} == set(least.values())
+    own, wakes = (one["metadata"] for one in scalers["shop-paceline-draft"]["spec"]["triggers"])
+    assert ("true", "false") == (own["ignoreNullValues"], wakes["ignoreNullValues"])
+    assert "activationThreshold" not in own
+    assert "0" == wakes["activationThreshold"]
+    assert int(wakes["threshold"]) > 1000 * 64  # more than any number of gateways carries
+    assert "sum(paceline_generations_running{" in wakes["query"]
+    found = pattern(wakes["query"])
+    for name in ("shop-paceline-gateway", "shop-paceline-gateway-east"):
+        assert found.fullmatch(pod_name(name))
+    assert not found.fullmatch(pod_name("shop-paceline-verify"))
+    for name, one in scalers.items():
+        if name != "shop-paceline-draft":
+            (trigger,) = one["spec"]["triggers"]
+            assert "false" == trigger["metadata"]["ignoreNullValues"]
+
+
+def pattern(query: str) -> re.Pattern[str]:
+    """The pods that a query asks of."""
+    (found,) = re.findall(r'pod=~"([^"]+)"', query)
+    return re.compile(found)
+
+
+def pod_name(deployment: str, digest: str = "7f9c6d5b8b") -> str:
+    """A pod's name as Kubernetes makes it: what comes before the random part is cut at 58."""
+    return f"{deployment}-{digest}-"[:58] + "x2k9z"
+
+
+@pytest.mark.parametrize("length", [4, 20, 36, 50])
+def test_scalers_know_their_pods(length: int) -> None:
+    """Each finds all of its own, and a main pool's no others, also where names are cut."""
+    names = [*("p" * count for count in range(1, 17)), "a-b", "a-bb-ccc-dddd"]
+    tier: dict[str, Any] = {"pools": {name: {} for name in names}}
+    objects = render("ha", fullnameOverride="r" * length, gateway=tier, verify=tier, draft=tier)
+    scalers = of_kind(objects, "ScaledObject")
+    assert 3 * (1 + len(names)) == len(scalers)
+    digests = ("7f9c6d5b8b", "9c6d5b8b", "5b8b")  # hashes are 32 bits in digits, so some are short
+    made = [(pod_name(name, digest), name) for name in scalers for digest in digests]
+    for name, scaler in scalers.items():
+        (trigger,) = scaler["spec"]["triggers"]
+        found = pattern(trigger["metadata"]["query"])
+        chosen = [owner for pod, owner in made if found.fullmatch(pod)]
+        assert len(digests) == chosen.count(name)
+        if name.rpartition("-")[2] in ("gateway", "verify", "draft"):
+            assert {name} == set(chosen)

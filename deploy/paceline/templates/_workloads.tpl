@@ -1,13 +1,14 @@
 {{/* What is deployed: one entry per pool of a tier, each with everything that its templates read. */}}
 
+{{/* Cut so that a tier's name and a hash stay within the 58 characters of "paceline.pods". */}}
 {{- define "paceline.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 37 | trimSuffix "-" -}}
 {{- else if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 37 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 37 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -48,6 +49,21 @@ A tier is the defaults under its own values, a pool is its tier under the pool's
 {{- end -}}
 {{- end -}}
 {{- toJson $all -}}
+{{- end -}}
+
+{{/*
+A regular expression for the names of a workload's pods, NAME-HASH-RANDOM. Kubernetes cuts all before
+RANDOM at 58 characters, of which HASH has up to 10: names of main pools are too short for that, and
+what a longer one leaves is not taken for a main pool's.
+*/}}
+{{- define "paceline.pods" -}}
+{{- if le (len .) 46 -}}
+{{ . }}-[a-z0-9]{1,10}-[a-z0-9]{5}
+{{- else if le (len .) 57 -}}
+{{ . }}-[a-z0-9]+(-[a-z0-9]{5})?
+{{- else -}}
+{{ trunc 58 . }}[a-z0-9]{5}
+{{- end -}}
 {{- end -}}
 
 {{/* Labels that select the pods of a component. Takes a list of the root and a component. */}}
