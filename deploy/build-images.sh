@@ -31,11 +31,12 @@ store() {
   BUILDAH_ISOLATION=chroot buildah --root "$FOLDER/storage" --runroot "$FOLDER/run" "$@"
 }
 
-# Debian's own python3.11 with the name that the base image gives it.
+# Debian's own python3.11 with the name that the base image gives it, and what the Dockerfile would
+# fetch from Debian.
 make_base() {
   local release=${BASE##*-} system=$FOLDER/base
   rm -rf "$system"
-  debootstrap --variant=minbase --include=python3-venv,ca-certificates "$release" "$system" >&2
+  debootstrap --variant=minbase --include=python3-venv,ca-certificates,libgomp1 "$release" "$system" >&2
   ln -s python3 "$system/usr/bin/python"
   rm -rf "$system"/var/cache/apt/archives/*.deb "$system"/var/lib/apt/lists/*
   local container
