@@ -55,6 +55,13 @@ class EngineConfig(ServerConfig):
     )
     max_draft_tokens: int = Field(default=16, ge=1, le=30, description="longest proposal in tokens")
     max_sessions: int = Field(default=256, ge=1, description="sessions open at once")
+    step_limit_s: float = Field(
+        default=300.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds after which a step of the model counts as stuck, which ends the "
+        "process's health",
+    )
     idle_timeout_s: float = Field(
         default=60.0,
         gt=0,
@@ -90,6 +97,7 @@ class EngineConfig(ServerConfig):
             max_rows=self.max_rows,
             max_draft_tokens=self.max_draft_tokens,
             max_sessions=self.max_sessions,
+            step_limit_s=self.step_limit_s,
             num_threads=self.num_threads,
             exact=self.exact,
         )

@@ -23,7 +23,10 @@ from paceline.tier import Sessions
 
 _LABELS = ("tier", "model")
 _GAUGES: Mapping[str, tuple[str, Callable[[Engine], float]]] = {
-    "alive": ("1 while the engine's thread runs", lambda e: float(e.is_alive)),
+    "alive": (
+        "1 while the engine's thread runs and is stuck in no step",
+        lambda e: float(e.is_alive),
+    ),
     "queue_depth": ("Jobs that wait for rows or have some in a step", lambda e: e.load.num_queued),
     "kv_blocks_held": ("Cache blocks that sequences hold", lambda e: e.load.num_held_blocks),
     "kv_blocks_free": ("Cache blocks that can be given out", lambda e: e.load.num_free_blocks),

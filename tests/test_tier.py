@@ -59,6 +59,7 @@ def test_settings_reach_the_engine(config_type: type[EngineConfig]) -> None:
         max_rows=64,
         max_draft_tokens=4,
         max_sessions=7,
+        step_limit_s=9,
         threads=2,
         cache_dir=Path("~/models"),
     ).engine_settings()
@@ -69,11 +70,12 @@ def test_settings_reach_the_engine(config_type: type[EngineConfig]) -> None:
         settings.max_length,
         settings.memory_bytes,
     )
-    assert (8, 64, 4, 7, 2) == (
+    assert (8, 64, 4, 7, 9, 2) == (
         settings.block_size,
         settings.max_rows,
         settings.max_draft_tokens,
         settings.max_sessions,
+        settings.step_limit_s,
         settings.num_threads,
     )
 
@@ -87,6 +89,7 @@ def test_settings_reach_the_engine(config_type: type[EngineConfig]) -> None:
         ("max_rows", 31),
         ("memory_mib", 0),
         ("max_sessions", 0),
+        ("step_limit_s", 0),
         ("max_length", -1),
         ("dtype", "int8"),
     ],

@@ -51,6 +51,8 @@ class EngineSettings:
     max_rows: int = 512
     max_draft_tokens: int = 16
     max_sessions: int = 256
+    step_limit_s: float = 300.0
+    """A step that takes longer is stuck."""
     num_threads: int = 0
     """Threads of one step on the CPU; 0 leaves torch's choice."""
     target: str = ""
@@ -101,12 +103,7 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
     served = ServedModel(loaded.identity, loaded.tokenizer_archive)
     runner = _proven_runner(loaded, progress)
     del loaded  # Where the runner keeps the weights in a form of its own, the network goes.
-    engine = Engine(
-        runner,
-        EngineOptions(
-            plan.num_blocks, plan.block_size, settings.max_rows, settings.max_draft_tokens
-        ),
-    )
+    engine = Engine(runner, _engine_options(plan, settings))
     engine.start()
     progress("warming up")
     try:
@@ -116,6 +113,16 @@ def assemble(name: str, settings: EngineSettings, progress: Progress) -> tuple[S
         engine.stop()
         raise
     return served, engine
+
+
+def _engine_options(plan: MemoryPlan, settings: EngineSettings) -> EngineOptions:
+    return EngineOptions(
+        plan.num_blocks,
+        plan.block_size,
+        settings.max_rows,
+        settings.max_draft_tokens,
+        settings.step_limit_s,
+    )
 
 
 def find_block_size(settings: EngineSettings) -> int:

@@ -10,6 +10,7 @@ It knows no gRPC and no event loop.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class EngineOptions:
     max_rows: int = 512
     """Rows of a step, at most; longer prompts are prefilled in chunks."""
     max_draft_tokens: int = 16
+    step_limit_s: float = 300.0
+    """A step that takes longer is stuck."""
 
 
 class Engine:
@@ -64,6 +67,8 @@ class Engine:
         self._returns = Returns()
         self._is_stopping = False
         self._num_rows = 0
+        self._step_due_s = math.inf
+        """When the step that runs counts as stuck."""
         self.num_failed_steps = 0
         self.figures = EngineFigures()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -76,9 +81,12 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the step it is in; jobs in flight and later ones are Aborted."""
+        """Ends the thread after the step it is in; jobs in flight and later ones are Aborted.
+
+        One that is stuck is left behind: it ends with the process.
+        """
         self._mail.post(self._set_stopping)
-        if self._thread.is_alive():
+        if self.is_alive:
             self._thread.join()
 
     def open(self, session: SessionSpec) -> Future[Sequence]:
@@ -128,8 +136,8 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs; once it has ended, every job fails."""
-        return self._thread.is_alive()
+        """Whether the thread runs and is stuck in no step; else jobs fail or wait in vain."""
+        return self._thread.is_alive() and time.perf_counter() <= self._step_due_s
 
     @property
     def load(self) -> ReplicaLoad:
@@ -210,6 +218,7 @@ class Engine:
         started_at = time.perf_counter()
         for task in tasks:
             task.started_at = task.started_at or started_at
+        self._step_due_s = started_at + self.options.step_limit_s
         try:
             logits, laws = self._forward(plan, tasks)
         except torch.AcceleratorError:  # the device is lost to this process: it must end
@@ -220,6 +229,8 @@ class Engine:
                 task.sequence.release()
                 self._fail(task, error)
             return True
+        finally:
+            self._step_due_s = math.inf
         duration_s = time.perf_counter() - started_at
         self.figures.add_step(self._num_rows, duration_s)
         self._returns.add_step(duration_s)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +51,7 @@ def start_engine(network: PreTrainedModel) -> Iterator[StartEngine]:
     engines: list[Engine] = []
 
     def start(
-        runner: ModelRunner | None = None, *, is_started: bool = True, **options: int
+        runner: ModelRunner | None = None, *, is_started: bool = True, **options: Any
     ) -> Engine:
         settings = {"num_blocks": 96, "block_size": 4, "max_rows": 64, **options}
         engines.append(
@@ -515,6 +516,29 @@ def test_a_lost_device_ends_the_engine(network: PreTrainedModel, start_engine: S
         engine.submit(sequence, read_laws(sequence, 1)).result(WAIT_S)
     engine._thread.join(WAIT_S)
     assert not engine.is_alive
+
+
+def test_a_step_that_does_not_end(network: PreTrainedModel, start_engine: StartEngine) -> None:
+    """A kernel that hangs: health tells of it, and stopping does not wait for it."""
+    is_running, may_end = threading.Event(), threading.Event()
+
+    class HangingRunner(FailingRunner):
+        def run(self, step: Step) -> torch.Tensor:
+            is_running.set()
+            may_end.wait(WAIT_S)
+            return super().run(step)
+
+    engine = start_engine(HangingRunner(NetworkRunner(network, VOCABULARY)), step_limit_s=0.0)
+    sequence = open_sequence(engine, prompt(9, 1))
+    assert engine.is_alive
+    laws = engine.submit(sequence, read_laws(sequence, 1))
+    assert is_running.wait(WAIT_S)
+    assert not engine.is_alive
+    engine.stop()
+    assert engine._thread.is_alive()
+    may_end.set()
+    assert 1 == len(laws.result(WAIT_S))
+    engine._thread.join(WAIT_S)
 
 
 @pytest.mark.parametrize(("length", "num_laws"), [(6, 1), (5, 6), (5, -1), (-1, 0)], ids=str)
