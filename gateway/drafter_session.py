@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 
+from gateway.faults import for_caller
 from gateway.pairing import NO_DRAFT, find_source
 from gateway.replicas import Replica, Replicas
 from gateway.stream import Stream
@@ -179,7 +180,7 @@ class DrafterSession:
             self._absence = _cause(error)
             self._forget_stream()
             if not was_open and isinstance(error, _CALLERS_FAULT):
-                raise error
+                raise for_caller(error)
             # A replica that was refused or lost says when to come back; it is not hurried.
             retry_after_s = error.retry_after_s if isinstance(error, RetryableError) else 0.0
             await asyncio.sleep(max(delay_s * random.uniform(0.5, 1.0), retry_after_s))

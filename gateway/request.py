@@ -17,7 +17,7 @@ from gateway.tiers import Target
 from paceline import wire
 from paceline.errors import InvalidArgument
 from paceline.records import ModelIdentity, SamplingParams, SessionSpec, VerificationRule
-from paceline.serving.logging import MAX_REQUEST_ID_LENGTH, current_request_id
+from paceline.serving.logging import MAX_REQUEST_ID_LENGTH, current_request_id, is_request_id
 from paceline.v1 import gateway_pb2
 
 MAX_STOP_STRINGS = 16
@@ -138,13 +138,10 @@ def read_num_samples(request: gateway_pb2.GenerateRequest, limit: int) -> int:
 
 def _read_request_id(request_id: str) -> str:
     """The caller's id, else that of the call in the log."""
-    if len(request_id) > MAX_REQUEST_ID_LENGTH:
+    if not is_request_id(request_id):
         raise InvalidArgument(
-            "request_id",
-            f"must have at most {MAX_REQUEST_ID_LENGTH} characters, got {len(request_id)}",
+            "request_id", f"must be at most {MAX_REQUEST_ID_LENGTH} printable ASCII characters"
         )
-    if not (request_id.isascii() and request_id.isprintable()):  # it travels as metadata
-        raise InvalidArgument("request_id", "must be of printable ASCII characters")
     return request_id or current_request_id() or secrets.token_hex(8)
 
 

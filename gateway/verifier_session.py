@@ -12,6 +12,7 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
+from gateway.faults import for_caller
 from gateway.replicas import Replica, Replicas
 from gateway.stream import Stream
 from gateway.tiers import Target
@@ -31,8 +32,6 @@ from paceline.v1 import verify_pb2
 _METHOD = "/paceline.v1.VerifyService/Verify"
 # A prompt that kills engines must not walk through the fleet.
 _MAX_LOST = 2
-# How the fields of a session are called on the way to the verify tier.
-_SESSION = "session."
 _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 2.0
 
@@ -194,7 +193,7 @@ class VerifierSession:
             if isinstance(error, Exhausted):
                 pause_s += error.retry_after_s
             if loop.time() + pause_s > give_up_s:
-                raise _for_caller(error)
+                raise for_caller(error)
             await asyncio.sleep(pause_s)
             delay_s = min(2 * delay_s, _MAX_BACKOFF_S)
             try:
@@ -213,7 +212,7 @@ class VerifierSession:
             if not self._has_another():
                 raise error
         elif not isinstance(error, RetryableError | Aborted):
-            raise _for_caller(error)
+            raise for_caller(error)
         elif self._is_open and not _is_alive(error):
             self._num_lost += 1
             if self._num_lost >= _MAX_LOST:
@@ -267,15 +266,3 @@ def read_verdict(response: verify_pb2.VerifyResponse, proposal: Proposal) -> Ver
 def _is_alive(error: PacelineError) -> bool:
     """Whether the replica that ended the session did so in good health."""
     return isinstance(error, Exhausted) or error.reason == "SESSION_IDLE"
-
-
-def _for_caller(error: PacelineError) -> PacelineError:
-    """The error in the words of the gateway's own contract."""
-    if isinstance(error, Aborted):
-        return Unavailable(error.message, reason=error.reason)
-    if isinstance(error, InvalidArgument) and error.field.startswith(_SESSION):
-        field = error.field.removeprefix(_SESSION)
-        return InvalidArgument(
-            field, error.description, reason=error.reason, metadata=error.metadata
-        )
-    return error

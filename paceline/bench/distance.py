@@ -23,7 +23,7 @@ from rich.table import Table
 from paceline.bench.llama_cpp import LlamaCppLaws
 from paceline.bench.measure import tokenize
 from paceline.bench.prompts import Question
-from paceline.cli.client import Access, GenerationOptions, Stub, connect, generate, ids_prompt
+from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
 from paceline.cli.options import (
     address_option,
     choose_model,
@@ -161,13 +161,14 @@ async def write(gateway: Stub, questions: Sequence[Question], max_tokens: int) -
     return texts
 
 
-async def _write(
-    access: Access, questions: Sequence[Question], max_tokens: int
-) -> tuple[ModelIdentity, list[Text]]:
-    async with connect(access) as gateway:
+async def _write(options: dict[str, Any], *, has_others: bool) -> tuple[ModelIdentity, list[Text]]:
+    questions = choose_questions(options["prompts"], options["limit"])
+    async with connect(options["access"]) as gateway:
         served = await gateway.ListModels(gateway_pb2.ListModelsRequest())
-        texts = await write(gateway, questions, max_tokens)
-    return decode_identity(choose_model(served, "").model), texts
+        target = decode_identity(choose_model(served, "").model)
+        if not has_others and whole_name(target.name) == target.name:
+            raise click.UsageError(f"{target.name} is not quantized: name a --model that is")
+        return target, await write(gateway, questions, options["max_tokens"])
 
 
 @click.command()
@@ -180,11 +181,8 @@ async def _write(
 @json_option
 def main(names: tuple[str, ...], with_llama_cpp: bool, as_json: bool, **options: Any) -> None:
     """Prints the distance of each model's laws to those of the target's whole weights."""
-    questions = choose_questions(options["prompts"], options["limit"])
-    target, texts = asyncio.run(_write(options["access"], questions, options["max_tokens"]))
+    target, texts = asyncio.run(_write(options, has_others=bool(names) or with_llama_cpp))
     cache_dir, whole = CACHE_DIR.expanduser(), whole_name(target.name)
-    if whole == target.name and not names and not with_llama_cpp:
-        raise click.UsageError(f"{whole} is not quantized: name a --model that is")
     longest = max(len(text.token_ids) for text in texts)
     read = {one: load_laws(one, cache_dir, longest) for one in (whole, *(names or (target.name,)))}
     if with_llama_cpp:

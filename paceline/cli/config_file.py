@@ -32,6 +32,8 @@ def read_config(context: click.Context, option: click.Parameter, path: str | Non
     for name in SERVICE_TABLES & tables.keys():
         if not isinstance(tables[name], dict):
             raise click.BadParameter(f"{path}: {name} must be a table")
+        if "config" in tables[name]:
+            raise click.BadParameter(f"{path}: a file names no other file")
     context.obj = service_variables(tables)
     own = {name: table for name, table in tables.items() if name not in SERVICE_TABLES}
     for name, table in own.items():

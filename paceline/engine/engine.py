@@ -21,6 +21,7 @@ from typing import TypeVar
 import torch
 
 from paceline.engine.block_pool import BlockPool
+from paceline.engine.device_loss import is_device_lost
 from paceline.engine.figures import EngineFigures
 from paceline.engine.job import Extend, Extended, Job
 from paceline.engine.law import Law
@@ -35,6 +36,8 @@ from paceline.errors import Aborted, Exhausted
 from paceline.records import ReplicaLoad, SessionSpec
 
 T = TypeVar("T")
+# How often it is looked whether what is waited for is stuck.
+_LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,8 @@ class Engine:
         One that is stuck is left behind: it ends with the process.
         """
         self._mail.post(self._set_stopping)
-        if self.is_alive:
-            self._thread.join()
+        while self.is_alive:
+            self._thread.join(_LOOK_S)
 
     def open(self, session: SessionSpec) -> Future[Sequence]:
         """Opens a sequence for a session; its cached prefix is already in place."""
@@ -221,9 +224,9 @@ class Engine:
         self._step_due_s = started_at + self.options.step_limit_s
         try:
             logits, laws = self._forward(plan, tasks)
-        except torch.AcceleratorError:  # the device is lost to this process: it must end
-            raise
-        except Exception as error:  # the engine outlives whatever one step did
+        except Exception as error:  # the engine outlives whatever one step did, but for its device
+            if is_device_lost(error):
+                raise
             self.num_failed_steps += 1
             for task in tasks:
                 task.sequence.release()

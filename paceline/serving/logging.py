@@ -67,12 +67,19 @@ def _configure_libraries(shared: Sequence[Processor], ending: Sequence[Processor
 def bind_call(rpc: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """Names the running call in every line that its task logs, and gives its request id.
 
-    The caller's `x-request-id` is kept; without one, one is made.
+    The caller's `x-request-id` is kept, if it is printable ASCII; else one is made.
     """
     sent = (value for key, value in metadata or () if key == REQUEST_ID_KEY)
-    request_id = str(next(sent, ""))[:MAX_REQUEST_ID_LENGTH] or uuid.uuid4().hex
+    request_id = str(next(sent, ""))[:MAX_REQUEST_ID_LENGTH]
+    if not request_id or not is_request_id(request_id):
+        request_id = uuid.uuid4().hex
     structlog.contextvars.bind_contextvars(rpc=rpc, request_id=request_id)
     return request_id
+
+
+def is_request_id(text: str) -> bool:
+    """Whether a text can be one: it travels from tier to tier as metadata."""
+    return len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable()
 
 
 def current_request_id() -> str:

@@ -300,7 +300,9 @@ class GenerateRequest(_message.Message):
     for access tokens it is the token's tenant: empty takes that, another is PERMISSION_DENIED.
     """
     request_id: _builtins.str
-    """The client's id for this request, for logs. Empty lets the gateway make one."""
+    """The client's id for this request, for logs: at most 128 printable ASCII characters. Empty takes
+    the call's metadata x-request-id, and without that one is made.
+    """
     first_sample_index: _builtins.int
     """Index of the first sample, at least 0: with the seed of another call, the sample of that index
     is drawn again by itself.

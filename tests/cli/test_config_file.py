@@ -33,6 +33,7 @@ def test_table_gives_defaults(gateway: Any, paceline: Any, config: Path) -> None
         ("generate = 3\n", "generate"),
         ("[generate", "not TOML"),
         ("verify = 3\n", "verify must be a table"),
+        ('[verify]\nconfig = "x.toml"\n', "a file names no other file"),
     ],
 )
 def test_unknown_names_are_refused(paceline: Any, config: Path, text: str, named: str) -> None:

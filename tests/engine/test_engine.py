@@ -518,6 +518,21 @@ def test_a_lost_device_ends_the_engine(network: PreTrainedModel, start_engine: S
     assert not engine.is_alive
 
 
+def test_a_device_that_still_works_is_not_lost(
+    network: PreTrainedModel, start_engine: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch that was refused fails its step alone."""
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    runner = FailingRunner(NetworkRunner(network, VOCABULARY))
+    engine = start_engine(runner)
+    runner.num_failures, runner.error = 1, torch.AcceleratorError("too many resources requested")
+    sequence = open_sequence(engine, prompt(9, 1))
+    with pytest.raises(torch.AcceleratorError):
+        engine.submit(sequence, read_laws(sequence, 1)).result(WAIT_S)
+    assert 1 == len(engine.submit(sequence, read_laws(sequence, 1)).result(WAIT_S))
+    engine.close(sequence)
+
+
 def test_a_step_that_does_not_end(network: PreTrainedModel, start_engine: StartEngine) -> None:
     """A kernel that hangs: health tells of it, and stopping does not wait for it."""
     is_running, may_end = threading.Event(), threading.Event()

@@ -288,19 +288,10 @@ async def test_the_context_can_be_filled_exactly(target: Target) -> None:
     assert 64 == (await read_generation(request(max_tokens=61), target, BLOCK)).last_length
 
 
-@pytest.mark.parametrize(
-    ("request_id", "message"),
-    [
-        ("x" * 129, "at most 128 characters, got 129"),
-        ("caf\u00e9", "printable ASCII"),
-        ("a\nb", "printable ASCII"),
-    ],
-)
-async def test_request_ids_that_cannot_travel(
-    target: Target, request_id: str, message: str
-) -> None:
+@pytest.mark.parametrize("request_id", ["x" * 129, "caf\u00e9", "a\nb"])
+async def test_request_ids_that_cannot_travel(target: Target, request_id: str) -> None:
     """It goes on to both tiers as metadata, and into the log."""
-    with pytest.raises(InvalidArgument, match=message) as refused:
+    with pytest.raises(InvalidArgument, match="at most 128 printable ASCII") as refused:
         await read_generation(request(request_id=request_id), target, BLOCK)
     assert "request_id" == refused.value.field
 

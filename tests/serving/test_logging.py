@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from paceline.serving.logging import bind_call, configure, current_request_id
+from paceline.serving.logging import bind_call, configure, current_request_id, is_request_id
 
 
 class Terminal(io.StringIO):
@@ -140,3 +140,12 @@ def test_current_request_id() -> None:
     """Known inside a call, empty outside."""
     assert "" == current_request_id()
     assert bind_call("Do", None) == current_request_id() != ""
+
+
+@pytest.mark.parametrize("sent", ["", "caf\u00e9", "a\tb"])
+def test_an_id_that_could_not_travel_on_is_replaced(sent: str) -> None:
+    """It becomes metadata of the calls behind this one; what is too long is cut."""
+    made = bind_call("Verify", [("x-request-id", sent)])
+    assert made == current_request_id() != sent
+    assert is_request_id(made) and 32 == len(made)
+    assert "x" * 128 == bind_call("Verify", [("x-request-id", "x" * 200)])
