@@ -36,8 +36,7 @@ from paceline.errors import Aborted, Exhausted
 from paceline.records import ReplicaLoad, SessionSpec
 
 T = TypeVar("T")
-# How often it is looked whether what is waited for is stuck.
-_LOOK_S = 1.0
+_LOOK_S = 1.0  # how often it is looked whether a step that is waited for is stuck
 
 
 @dataclass(frozen=True, slots=True)
