@@ -1,7 +1,8 @@
 """Who may call, and as which tenant: access tokens, from a file that is read anew when it changes.
 
 A line of the file is TENANT:DIGEST, where DIGEST is the SHA-256 of the token in hexadecimal: who
-reads the file has no token. A tenant may have several lines, to replace one token by another.
+reads the file has no token. A tenant may have several lines, to replace one token by another. Its
+name has no slash: what follows one in a domain is the tenant's own division of it.
 What a tenant gets is not known here.
 """
 
@@ -23,7 +24,7 @@ from paceline.serving.files import FileValue
 
 TOKEN_KEY = "authorization"
 _SCHEME = "bearer "
-_LINE = re.compile(r"(?P<tenant>.+):(?P<digest>[0-9a-f]{64})")
+_LINE = re.compile(r"(?P<tenant>[^/]+):(?P<digest>[0-9a-f]{64})")
 Digests: TypeAlias = tuple[tuple[str, str], ...]
 """(tenant, digest of a token of its)."""
 
@@ -53,7 +54,10 @@ class Tenants:
         return replace(endpoint, handler=checked)
 
     def domain(self, requested: str, context: Context) -> str:
-        """The cache domain of a call: the tenant of its token, or as requested without tokens.
+        """The cache domain of a call: as requested without tokens, else within its token's tenant.
+
+        That is TENANT, which empty means too, or a part of it, TENANT/PART, for which /PART is
+        enough.
 
         Raises:
             Unauthenticated: the token is missing or unknown.
@@ -62,13 +66,14 @@ class Tenants:
         tenant = self._tenant(context)
         if tenant is None:
             return requested
-        if requested not in ("", tenant):
+        domain = f"{tenant}{requested}" if requested.startswith("/") else requested or tenant
+        if domain != tenant and not domain.startswith(f"{tenant}/"):
             raise PermissionDenied(
-                f"cache_domain: must be {tenant!r}, the tenant of the token, or empty, got "
+                f"cache_domain: must be empty or within {tenant!r}, the tenant of the token, got "
                 f"{requested!r}",
                 reason="TENANT_MISMATCH",
             )
-        return tenant
+        return domain
 
     def _tenant(self, context: Context) -> str | None:
         """Whose token a call carries; None without a file."""
@@ -101,7 +106,9 @@ class Tenants:
         for number, line in enumerate(map(str.strip, lines), 1):
             if line and not line.startswith("#"):
                 if (match := _LINE.fullmatch(line)) is None:
-                    raise self._fault(f"line {number} is not TENANT:DIGEST, a SHA-256 in hex")
+                    raise self._fault(
+                        f"line {number} is not TENANT:DIGEST, no slash and a SHA-256 in hex"
+                    )
                 digests.append((match["tenant"].strip(), match["digest"]))
         if not digests:
             raise self._fault("has no line, so that nobody could call")

@@ -297,7 +297,8 @@ class GenerateRequest(_message.Message):
     """
     cache_domain: _builtins.str
     """Tenant salt of the prefix cache. Empty shares within the empty domain. Where the gateway asks
-    for access tokens it is the token's tenant: empty takes that, another is PERMISSION_DENIED.
+    for access tokens it is the token's tenant, which empty takes, or a part of it, TENANT/PART, for
+    which /PART is enough; another's is PERMISSION_DENIED.
     """
     request_id: _builtins.str
     """The client's id for this request, for logs: at most 128 printable ASCII characters. Empty takes

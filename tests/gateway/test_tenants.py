@@ -74,9 +74,16 @@ def test_the_tenant_is_the_tokens(path: Path) -> None:
 
 def test_another_tenant_is_denied(path: Path) -> None:
     """Nobody gets into another's cache, or is counted as another."""
-    with pytest.raises(PermissionDenied, match="must be 'ann'"):
+    with pytest.raises(PermissionDenied, match="within 'ann'"):
         Tenants(path).domain("team:bob", call("a1"))
     assert "TENANT_MISMATCH" == reason(Tenants(path), call("b1"), "bob")
+    assert "TENANT_MISMATCH" == reason(Tenants(path), call("a1"), "anna/x")
+
+
+@pytest.mark.parametrize("requested", ["/x", "ann/x"])
+def test_a_part_of_ones_own(path: Path, requested: str) -> None:
+    """A tenant may keep its own users apart, and runs that must not know of one another."""
+    assert "ann/x" == Tenants(path).domain(requested, call("a1"))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +140,7 @@ def test_tokens_change_while_it_runs(path: Path) -> None:
         ("ann:a1\n", "line 1 is not TENANT:DIGEST"),
         (line("ann", "a1") + line("", "b1"), "line 2 is not TENANT:DIGEST"),
         ("# nobody\n", "has no line"),
+        (f"a/b:{'0' * 64}\n", "line 1 is not TENANT:DIGEST"),
         (None, "No such file"),
     ],
 )
