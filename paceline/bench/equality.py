@@ -82,7 +82,9 @@ class Target:
                 return_dict=True,
                 return_tensors="pt",
             )
-            output = self._network.generate(**prompt, max_new_tokens=max_tokens, do_sample=False)
+            output = self._network.generate(
+                **prompt, max_new_tokens=max_tokens, do_sample=False, repetition_penalty=1.0
+            )
             ids = output[0].tolist()
             num_prompt = prompt["input_ids"].shape[1]
             yield Reference(tuple(ids[:num_prompt]), tuple(ids[num_prompt:]))
@@ -139,7 +141,8 @@ async def compare(
 def _count(tokens: gateway_pb2.Tokens, outcomes: Counter[str]) -> None:
     """Counts the round that committed these tokens, if it had a proposal."""
     last, num_tokens = tokens.origins[-1], len(tokens.origins)
-    if last == gateway_pb2.TOKEN_ORIGIN_BONUS:
+    # A round that ends with an accepted end token has no bonus: proposals end there too.
+    if last in (gateway_pb2.TOKEN_ORIGIN_BONUS, gateway_pb2.TOKEN_ORIGIN_DRAFT):
         outcomes["full"] += 1
     elif last == gateway_pb2.TOKEN_ORIGIN_RECOVERED:
         outcomes["partial" if num_tokens > 1 else "none"] += 1

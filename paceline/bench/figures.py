@@ -1,13 +1,15 @@
 """Figures of groups of runs: medians by row, number of prompts at once and category; ratios.
 
-A ratio is one of medians over the same prompts; its interval is a bootstrap that draws prompts, not
-runs, so that what makes a prompt slow for both rows cancels. It knows nothing of how runs came.
+A ratio is one of medians over the same prompts; its interval is a bootstrap that draws prompts,
+each with all its runs by both rows, so that what makes a prompt slow for both cancels, and one that
+was run again counts once. It knows nothing of how runs came.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,8 @@ from paceline.wire import seconds
 ALL = "all"
 NUM_RESAMPLES = 2000
 
+Pair = tuple[float, float]
+"""A figure of one row and of another, on the same prompt."""
 OfRun = Callable[[Run], float | None]
 OfGroup = Callable[[Group], float | None]
 
@@ -59,20 +63,27 @@ class Ratio:
     category: str
     figure: str
     value: float
-    low: float
-    """Of the 95 % interval."""
-    high: float
+    low: float | None
+    """Of the 95 % interval; None where one prompt, or one group of them, is all there is."""
+    high: float | None
     num_pairs: int
 
 
-def ratio_of_medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Median of the first over that of the second numbers, and a paired 95 % bootstrap interval."""
-    array = np.array(pairs)
+def ratio_of_medians(units: Sequence[Sequence[Pair]]) -> tuple[float, float | None, float | None]:
+    """Median of the first over that of the second numbers, and a paired 95 % bootstrap interval.
+
+    What is drawn is units, each with all its pairs; one alone has no interval.
+    """
+    ours, theirs = np.median([pair for unit in units for pair in unit], axis=0)
+    if len(units) < 2:
+        return float(ours / theirs), None, None
+    padded = np.full((len(units), max(map(len, units)), 2), np.nan)
+    for place, unit in enumerate(units):
+        padded[place, : len(unit)] = unit
     # Fixed, so that the same measurement always prints the same interval.
-    picks = np.random.default_rng(0).integers(len(array), size=(NUM_RESAMPLES, len(array)))
-    medians = np.median(array[picks], axis=1)
+    picks = np.random.default_rng(0).integers(len(units), size=(NUM_RESAMPLES, len(units)))
+    medians = np.nanmedian(padded[picks].reshape(NUM_RESAMPLES, -1, 2), axis=1)
     low, high = np.quantile(medians[:, 0] / medians[:, 1], [0.025, 0.975])
-    ours, theirs = np.median(array, axis=0)
     return float(ours / theirs), float(low), float(high)
 
 
@@ -165,27 +176,30 @@ def ratios(measurement: Measurement, row: str, base: str) -> list[Ratio]:
         for category in measurement.categories:
             ours, theirs = (measurement.runs_of(n, concurrency, category) for n in (row, base))
             for name, of in RUN_FIGURES.items():
-                pairs = _pairs(map(of, ours), map(of, theirs))
-                found += _ratio(pairs, (row, base, concurrency, category, name))
+                units = _units([run.question for run in ours], map(of, ours), map(of, theirs))
+                found += _ratio(units, (row, base, concurrency, category, name))
         groups, others = (measurement.groups_of(name, concurrency) for name in (row, base))
         for name, of_group in GROUP_FIGURES.items():
-            pairs = _pairs(map(of_group, groups), map(of_group, others))
-            found += _ratio(pairs, (row, base, concurrency, ALL, name))
+            asked = [frozenset(run.question for run in group.runs) for group in groups]
+            units = _units(asked, map(of_group, groups), map(of_group, others))
+            found += _ratio(units, (row, base, concurrency, ALL, name))
     return found
 
 
-def _ratio(
-    pairs: Sequence[tuple[float, float]], place: tuple[str, str, int, str, str]
-) -> list[Ratio]:
-    return [Ratio(*place, *ratio_of_medians(pairs), len(pairs))] if pairs else []
+def _ratio(units: Sequence[Sequence[Pair]], place: tuple[str, str, int, str, str]) -> list[Ratio]:
+    return [Ratio(*place, *ratio_of_medians(units), sum(map(len, units)))] if units else []
 
 
-def _pairs(
-    ours: Iterable[float | None], theirs: Iterable[float | None]
-) -> list[tuple[float, float]]:
+def _units(
+    asked: Iterable[Hashable], ours: Iterable[float | None], theirs: Iterable[float | None]
+) -> list[list[Pair]]:
+    """The pairs of two rows, together where what was asked is the same."""
+    units: defaultdict[Hashable, list[Pair]] = defaultdict(list)
     # One list is empty where its row does not take so many prompts at once.
-    both = zip(ours, theirs, strict=False)
-    return [(one, other) for one, other in both if one is not None and other is not None]
+    for question, one, other in zip(asked, ours, theirs, strict=False):
+        if one is not None and other is not None:
+            units[question].append((one, other))
+    return list(units.values())
 
 
 def _median(values: Iterable[float | None]) -> float:

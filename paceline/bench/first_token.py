@@ -21,9 +21,10 @@ import torch
 
 from paceline.bench.peers import load_network
 from paceline.cli.client import GenerationOptions, Stub, connect, generate, ids_prompt
-from paceline.cli.options import address_option, json_option
+from paceline.cli.options import address_option, choose_model, json_option
 from paceline.serving.config import CACHE_DIR
 from paceline.serving.placement import num_cores
+from paceline.v1 import gateway_pb2
 
 _OPTIONS = GenerationOptions(max_tokens=1, temperature=0.0, num_draft_tokens=0)
 Times = dict[str, list[float]]
@@ -32,8 +33,10 @@ Times = dict[str, list[float]]
 
 async def measure(gateway: Stub, network: Any, num_tokens: int, repeats: int) -> Times:
     """Times prompts of `num_tokens`; the repeat prompt differs from the first in its last id."""
-    ids = random.Random(1)
-    size = network.config.vocab_size
+    served = await gateway.ListModels(gateway_pb2.ListModelsRequest())
+    size = choose_model(served, "").model.vocabulary_size
+    # Unseeded: the services may still keep the prompts of the last measurement.
+    ids = random.SystemRandom()
     times: Times = {"unseen": [], "kept prefix": [], "transformers": []}
     for repeat in range(repeats + 1):
         prompt = [ids.randrange(size) for _ in range(num_tokens)]

@@ -93,6 +93,7 @@ def _source_sheet(run: Trial, plain: Trial) -> SourceSheet:
         draft_s=run.draft_s_per_token,
         round_trip_s=max(0.0, run.overhead_s - plain.overhead_s),
         survival=run.survival,
+        reach=run.reach,
         coverage=run.coverage,
         first_wait_s=run.first_wait_s,
     )

@@ -149,6 +149,8 @@ class TransformersRow:
             attention_mask=torch.tensor(mask),
             max_new_tokens=self.options.max_tokens,
             do_sample=temperature > 0,
+            # A model's own default would hold for greedy ids too.
+            repetition_penalty=1.0,
             streamer=clock,
             **drawing,
             **self.keywords,

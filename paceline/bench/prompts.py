@@ -80,7 +80,8 @@ def read_questions(path: Path) -> list[Question]:
         ValueError: a line is not in that format; it is named.
     """
     questions = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    # JSON may hold U+2028 and its like as they are: str.splitlines would end a line there.
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
         try:

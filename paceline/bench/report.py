@@ -131,9 +131,15 @@ def _ratios(title: str, measurement: Measurement, served: Sequence[str]) -> Tabl
     for size, (figure, name), base in product(measurement.concurrencies, RATES.items(), bases):
         ratios_of = [found.get((size, figure, base, row)) for row in served]
         if any(ratios_of):
-            cells = [f"{r.value:.2f} ({r.low:.2f}-{r.high:.2f})" if r else "" for r in ratios_of]
+            cells = ["" if ratio is None else _interval(ratio) for ratio in ratios_of]
             table.add_row(str(size), name, base, *cells)
     return table
+
+
+def _interval(ratio: Ratio) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f} (-)"
+    return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
 def _categories(title: str, every: Sequence[Summary], measurement: Measurement) -> Table:

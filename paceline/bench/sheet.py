@@ -1,12 +1,14 @@
 """What speculation will bring, computed from one sheet of measurements.
 
-Pure functions of frozen records: every prediction can be checked by hand. A round that drafts k
-tokens takes k draft steps, both round trips and one step of the target over k + 1 rows, and commits
-one token plus every draft token that survives. It knows no clock, no service and no file.
+Pure functions of frozen records: every prediction can be checked by hand. A round that asks for
+k draft tokens takes a draft step for each that comes, both round trips and one step of the target,
+and commits one token plus every draft token that survives. Where none comes it is a plain round and
+the draft's round trip. It knows no clock, no service and no file.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.speed_model import expected_tokens, round_s
@@ -31,6 +33,8 @@ class SourceSheet:
     """Entry i: probability that more than i draft tokens of a longer proposal are accepted."""
     coverage: float = 1.0
     """Share of the rounds in which it has something to propose."""
+    reach: tuple[float, ...] = ()
+    """Entry i: share of the proposals of more than i tokens; empty where all are as asked for."""
     first_wait_s: float = 0.0
     """Until it has run the prompt, once a generation, in seconds."""
 
@@ -102,46 +106,69 @@ def predict(
 ) -> Prediction:
     """Predicts one source with one length."""
     k, target_s = num_draft_tokens, verify_s(sheet, num_draft_tokens)
-    drafting_s = k * source.draft_s
-    tokens = expected_tokens(source.survival, k)
+    reach = _reach(source, k)
+    drafting_s = sum(reach) * source.draft_s
+    tokens = expected_tokens(_accepted(source, k), k)
     round_trips_s = source.round_trip_s + sheet.round_trip_s
-    duration_s = round_s(k, source.draft_s, round_trips_s, target_s)
+    duration_s = round_s(sum(reach), source.draft_s, round_trips_s, target_s)
     # A table has a block of k for each number of accepted tokens, 0 to k.
     table_s = source.round_trip_s + (k + 1) * drafting_s
     overlapped_s = max(sheet.round_trip_s + target_s, table_s)
-    busy_s = target_s * prices.target_per_hour + drafting_s * prices.draft_per_hour
+    # An empty answer is waited for, unless the draft works ahead.
+    silent_s = plain_s(sheet) + source.round_trip_s
+    overlapped_silent_s = max(plain_s(sheet), source.round_trip_s)
+    price = target_s * prices.target_per_hour + drafting_s * prices.draft_per_hour
+    silent_price = verify_s(sheet, 0) * prices.target_per_hour
     return Prediction(
         source=source.name,
         num_draft_tokens=k,
         tokens_per_round=tokens,
         round_s=duration_s,
-        speedup=_speedup(sheet, source, tokens, duration_s),
-        overlapped_speedup=_speedup(sheet, source, tokens, overlapped_s),
-        break_even=break_even(k, duration_s / plain_s(sheet)),
+        speedup=_speedup(sheet, source, _per_token(source, tokens, duration_s, silent_s)),
+        overlapped_speedup=_speedup(
+            sheet, source, _per_token(source, tokens, overlapped_s, overlapped_silent_s)
+        ),
+        break_even=break_even(reach, duration_s / plain_s(sheet)),
         drafts_per_target=drafting_s / target_s,
-        cost_per_million=busy_s / 3600 / tokens * 1e6,
+        cost_per_million=_per_token(source, tokens, price, silent_price) / 3600 * 1e6,
     )
 
 
-def _speedup(sheet: Sheet, source: SourceSheet, tokens: float, duration_s: float) -> float:
-    """Rounds in which the source is silent are plain ones; its prompt is spread over the output."""
-    plain, coverage = plain_s(sheet), source.coverage
-    committed = coverage * tokens + 1.0 - coverage
-    token_s = (coverage * duration_s + (1.0 - coverage) * plain) / committed
+def _reach(source: SourceSheet, num_draft_tokens: int) -> tuple[float, ...]:
+    """Share of the proposals that have a token at each place; in sum, the tokens that come."""
+    return source.reach[:num_draft_tokens] or (1.0,) * num_draft_tokens
+
+
+def _accepted(source: SourceSheet, num_draft_tokens: int) -> list[float]:
+    """Entry i: share of all proposals of which more than i tokens are accepted."""
+    reach = _reach(source, num_draft_tokens)
+    return [has * survives for has, survives in zip(reach, source.survival, strict=False)]
+
+
+def _per_token(source: SourceSheet, tokens: float, drafted: float, silent: float) -> float:
+    """Seconds or money per token, from those of a round with a proposal and of a silent one."""
+    coverage = source.coverage
+    spent = coverage * drafted + (1.0 - coverage) * silent
+    return spent / (coverage * tokens + 1.0 - coverage)
+
+
+def _speedup(sheet: Sheet, source: SourceSheet, token_s: float) -> float:
+    """The draft's prompt is spread over the output."""
     if sheet.output_tokens > 1:  # the first token comes before any proposal
         token_s += source.first_wait_s / (sheet.output_tokens - 1)
-    return plain / token_s
+    return plain_s(sheet) / token_s
 
 
-def break_even(num_draft_tokens: int, round_ratio: float) -> float:
+def break_even(reach: Sequence[float], round_ratio: float) -> float:
     """The acceptance of each token at which a round of this many plain ones pays for itself.
 
-    The a with 1 + a + ... + a^k = `round_ratio`; 0 where every a pays, and over 1 where none does.
+    The a with 1 + r1 a + ... + rk a^k = `round_ratio`, where ri is the share of the proposals that
+    have a token at place i; 0 where every a pays, and over 1 where none does.
     """
     low, high = 0.0, 2.0
     while high - low > _PRECISION:
         middle = (low + high) / 2
-        tokens = sum(middle**i for i in range(num_draft_tokens + 1))
+        tokens = 1.0 + sum(share * middle**i for i, share in enumerate(reach, 1))
         low, high = (middle, high) if tokens < round_ratio else (low, middle)
     return high if high > _PRECISION else 0.0
 
@@ -158,7 +185,8 @@ def predictions(sheet: Sheet, prices: Prices = NO_PRICES) -> list[Prediction]:
 
 def acceptance_rate(source: SourceSheet, num_draft_tokens: int) -> float:
     """Accepted over drafted tokens at one length."""
-    return sum(source.survival[:num_draft_tokens]) / num_draft_tokens if num_draft_tokens else 0.0
+    drafted = sum(_reach(source, num_draft_tokens))
+    return sum(_accepted(source, num_draft_tokens)) / drafted if drafted else 0.0
 
 
 def plain_cost_per_million(sheet: Sheet, prices: Prices) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from paceline.bench.prompts import Question
 from paceline.cli.client import Generation, GenerationOptions, Stub, chat_prompt, generate
@@ -18,7 +19,6 @@ from paceline.v1 import gateway_pb2
 from paceline.wire import seconds
 
 NO_DRAFT = "none"
-_WITH_PROPOSAL = frozenset({gateway_pb2.TOKEN_ORIGIN_BONUS, gateway_pb2.TOKEN_ORIGIN_RECOVERED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,17 @@ class Trial:
     @property
     def survival(self) -> tuple[float, ...]:
         """Entry i: share of the proposals of more than i tokens of which more were accepted."""
-        stats = [generation.stats for generation in self.generations]
-        longest = max((len(one.drafted_count_by_position) for one in stats), default=0)
-        drafted, accepted = [0] * longest, [0] * longest
-        for one in stats:
-            for place, count in enumerate(one.drafted_count_by_position):
-                drafted[place] += count
-                accepted[place] += one.accepted_count_by_position[place]
-        return tuple(a / d for a, d in zip(accepted, drafted, strict=True))
+        accepted = _by_place(g.stats.accepted_count_by_position for g in self.generations)
+        return tuple(a / d for a, d in zip(accepted, self._drafted_by_place, strict=True))
+
+    @property
+    def reach(self) -> tuple[float, ...]:
+        """Entry i: share of the proposals that have more than i tokens."""
+        return tuple(count / self.num_rounds for count in self._drafted_by_place)
+
+    @property
+    def _drafted_by_place(self) -> list[int]:
+        return _by_place(g.stats.drafted_count_by_position for g in self.generations)
 
     @property
     def draft_s_per_token(self) -> float:
@@ -167,6 +170,11 @@ def plainly(options: GenerationOptions) -> GenerationOptions:
     return replace(options, draft=NO_DRAFT, num_draft_tokens=0)
 
 
+def _by_place(counts: Iterable[Sequence[int]]) -> list[int]:
+    """Sums by place of lists of any lengths."""
+    return [sum(column) for column in zip_longest(*counts, fillvalue=0)]
+
+
 async def _timed(
     gateway: Stub, request: gateway_pb2.GenerateRequest
 ) -> tuple[Generation, list[Round]]:
@@ -177,7 +185,8 @@ async def _timed(
     async def note(tokens: gateway_pb2.Tokens) -> None:
         nonlocal last_s
         now_s = time.perf_counter()
-        has_proposal = tokens.origins[-1] in _WITH_PROPOSAL
+        # An accepted end token cuts the target's own token off: a draft's is the last then.
+        has_proposal = tokens.origins[-1] != gateway_pb2.TOKEN_ORIGIN_PLAIN
         is_first = has_proposal and not any(one.has_proposal for one in rounds)
         rounds.append(Round(has_proposal, now_s - last_s, is_first))
         last_s = now_s

@@ -33,9 +33,17 @@ def stats(rounds: int, drafted: int, accepted: int, plain: int = 0) -> gateway_p
 @pytest.fixture
 def measurement(make_run: MakeRun) -> Measurement:
     """Three prompts; `fast` needs half the time of `slow` for two of them and twice for one."""
-    slow = [make_run((1.0, 1), (1.0 + s, 10), category=c, token_ids=(1,)) for s, c in PACES]
+    slow = [
+        make_run((1.0, 1), (1.0 + s, 10), category=c, question_id=str(number), token_ids=(1,))
+        for number, (s, c) in enumerate(PACES)
+    ]
     fast = [
-        make_run((0.5, 1), (0.5 + s * f, 10), category=c, token_ids=(number,))
+        make_run(
+            *((0.5, 1), (0.5 + s * f, 10)),
+            category=c,
+            question_id=str(number),
+            token_ids=(number,),
+        )
         for number, ((s, c), f) in enumerate(zip(PACES, (0.5, 0.5, 2.0), strict=True))
     ]
     groups = [Group("fast", 1, n, (run,)) for n, run in reversed(list(enumerate(fast)))]
@@ -112,7 +120,8 @@ def test_ratios_pair_the_same_prompts(measurement: Measurement) -> None:
     rate = found["tokens_per_second", "all"]
     assert (10.0 / 5.0, 3) == (rate.value, rate.num_pairs)
     assert (0.5, 2.0) == (rate.low, rate.high)
-    assert 2.0 == found["tokens_per_second", "code"].value
+    one = found["tokens_per_second", "code"]
+    assert (2.0, None, None, 1) == (one.value, one.low, one.high, one.num_pairs)
     assert 0.5 == found["first_token_s", "all"].value
     assert ("group_tokens_per_second", "code") not in found
     assert found["group_tokens_per_second", "all"].num_pairs == 3
@@ -125,10 +134,40 @@ def test_no_ratio_without_pairs(measurement: Measurement, make_run: MakeRun) -> 
     assert {1} == {ratio.concurrency for ratio in ratios(wider, "fast", "slow")}
 
 
+def test_a_prompt_that_is_run_again_is_one(make_run: MakeRun) -> None:
+    """A group that is filled up from the beginning has its prompt twice, both drawn together."""
+    ends = {"1": 3.0, "2": 2.0}
+
+    def group(row: str, number: int, ids: str, factor: float) -> Group:
+        runs = [make_run((1.0, 1), (ends[i] * factor, 1), question_id=i) for i in ids]
+        return Group(row, 2, number, tuple(runs))
+
+    def intervals(*groups: str) -> dict[str, tuple[int, float | None]]:
+        rows = [group("a", n, ids, 2.0) for n, ids in enumerate(groups)]
+        rows += [group("b", n, ids, 1.0) for n, ids in enumerate(groups)]
+        found = ratios(Measurement(("a", "b"), tuple(rows)), "a", "b")
+        return {r.figure: (r.num_pairs, r.low) for r in found if r.category == "all"}
+
+    alone = intervals("11", "11")
+    assert (4, None) == alone["tokens_per_second"]
+    assert (2, None) == alone["group_tokens_per_second"]
+    filled = intervals("12", "11")
+    assert filled["tokens_per_second"][1] is not None
+    assert filled["group_tokens_per_second"][1] is not None
+
+
+def test_pairs_of_a_prompt_are_drawn_together() -> None:
+    """Twelve pairs of two prompts: one draw in four has one prompt alone, so it bounds."""
+    slow, fast = [(1.0, 1.0)] * 2, [(4.0, 1.0)] * 10
+    assert (4.0, 1.0, 4.0) == ratio_of_medians([slow, fast])
+    value, low, _ = ratio_of_medians([[pair] for pair in slow + fast])
+    assert (4.0, 4.0) == (value, low)
+
+
 def test_what_both_share_cancels() -> None:
     """Prompts differ a hundredfold, rows by exactly 2: the interval is that one number."""
     costs = np.geomspace(1.0, 100.0, 25)
-    assert (2.0, 2.0, 2.0) == ratio_of_medians([(2 * cost, cost) for cost in costs])
+    assert (2.0, 2.0, 2.0) == ratio_of_medians([[(2 * cost, cost)] for cost in costs])
 
 
 def test_interval_covers_the_truth() -> None:
@@ -138,6 +177,7 @@ def test_interval_covers_the_truth() -> None:
     for _ in range(200):
         base = rng.lognormal(0.0, 0.3, 40)
         noisy = 1.5 * base * rng.lognormal(0.0, 0.1, 40)
-        _, low, high = ratio_of_medians(list(zip(noisy, base, strict=True)))
+        _, low, high = ratio_of_medians([[pair] for pair in zip(noisy, base, strict=True)])
+        assert low is not None and high is not None
         held += low <= 1.5 <= high
     assert 180 <= held <= 200

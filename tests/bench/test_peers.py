@@ -83,6 +83,16 @@ async def test_other_ways_give_the_same_ids(network: Any, kind: str) -> None:
         assert kind == "lookup" or len(run.arrivals) < 8
 
 
+@pytest.mark.parametrize("kind", ["plain", "lookup"])
+async def test_a_models_own_penalty_is_not_applied(network: Any, kind: str) -> None:
+    """The services are asked for none, and transformers would apply it to greedy ids too."""
+    keywords = PROMPT_LOOKUP if kind == "lookup" else {}
+    row = TransformersRow("x", network, GREEDY, keywords, 1)
+    expected = [(await row.run([prompt]))[0].token_ids for prompt in PROMPTS]
+    network.generation_config.repetition_penalty = 9.0
+    assert expected == [(await row.run([prompt]))[0].token_ids for prompt in PROMPTS]
+
+
 async def test_sampling_draws(network: Any) -> None:
     """At a temperature the ids are drawn, not chosen."""
     import torch

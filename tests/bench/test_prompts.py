@@ -25,6 +25,15 @@ def test_reads_lines(tmp_path: Path) -> None:
     assert [Question("81", "math", "one")] == read_questions(file)
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    """JSON may hold other separators of lines as they are; files are UTF-8 on every machine."""
+    file = tmp_path / "questions.jsonl"
+    line = '{"question_id": %d, "category": "a", "turns": ["a\u2028b\x85\u00e9"]}'
+    file.write_bytes("\r\n".join([line % 1, "", line % 2, ""]).encode())
+    text = "a\u2028b\x85\u00e9"
+    assert [Question("1", "a", text), Question("2", "a", text)] == read_questions(file)
+
+
 @pytest.mark.parametrize(
     "line", ["{", '{"question_id": 1, "category": "a"}', '{"question_id": 1, "turns": ["x"]}', "[]"]
 )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from paceline.bench.figures import Measurement
 from paceline.bench.plot import plot
+from paceline.bench.prompts import Question
 from paceline.bench.report import as_json, tables
 from paceline.bench.runs import Group, Run
 from paceline.v1 import gateway_pb2
@@ -38,7 +39,8 @@ def measurement(make_run: Callable[..., Run]) -> Measurement:
         run = make_run((1.0, 1), (1.0 + place, 8), **told)
         groups.append(Group(name, 1, 0, (run,)))
         if name != "lookup":
-            groups.append(Group(name, 2, 0, (run, run)))
+            other = replace(run, question=Question("2", "a", "?"))
+            groups.append(Group(name, 2, 0, (run, other)))
     return Measurement(("plain", "ngram", "peer", "lookup"), tuple(groups))
 
 
@@ -61,9 +63,10 @@ def test_tables_have_every_row(measurement: Measurement) -> None:
         line[:2] for line in rounds
     ]
     assert ("4.0", "0.50", "3.00", "4500", "750.0", "8000") == rounds[1][2:8]
-    assert ("1", "one", "plain", "", "0.50 (0.50-0.50)") in over
-    assert ("1", "one", "lookup", "4.00 (4.00-4.00)", "2.00 (2.00-2.00)") in over
-    assert ("2", "all", "peer", "2.00 (2.00-2.00)", "1.33 (1.33-1.33)") in over
+    assert ("1", "one", "plain", "", "0.50 (-)") in over  # one prompt has no interval
+    assert ("1", "one", "lookup", "4.00 (-)", "2.00 (-)") in over
+    assert ("2", "one", "peer", "3.00 (3.00-3.00)", "1.50 (1.50-1.50)") in over
+    assert ("2", "all", "peer", "2.00 (-)", "1.33 (-)") in over
     assert [] == [line for line in over if line[0] == "2" and line[2] == "lookup"]
 
 
@@ -83,6 +86,7 @@ def test_json_is_json(measurement: Measurement) -> None:
     written = json.loads(json.dumps(as_json(measurement, SERVED, settings={"limit": 3})))
     assert ["settings", "summaries", "ratios", "runs"] == list(written)
     assert {"plain", "ngram"} == {ratio["row"] for ratio in written["ratios"]}
+    assert {None} == {ratio["low"] for ratio in written["ratios"] if ratio["concurrency"] == 1}
     assert {"plain", "ngram", "peer", "lookup"} == {ratio["base"] for ratio in written["ratios"]}
     assert 1 + 1 + 1 + 1 + 2 + 2 + 2 == len(written["runs"])
     first = written["runs"][0]

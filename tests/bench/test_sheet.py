@@ -54,9 +54,28 @@ def test_overlap_hides_the_draft_or_the_target(draft_s: float, expected_s: float
 
 
 def test_a_source_that_is_mostly_silent() -> None:
-    """A silent round is a plain one: half of 2.3 tokens in 0.142 s, half of one in 0.1 s."""
+    """A silent round waits for an answer: half of 2.3 tokens in 0.142 s, half of one in 0.102 s.
+
+    With the draft ahead, what is hidden is the answer of 0.002 s, or the plain round of 0.1 s.
+    """
     one = predict(SHEET, replace(DRAFT, coverage=0.5), 2)
-    assert (0.5 * 2.3 + 0.5) * 0.1 / (0.5 * 0.142 + 0.5 * 0.1) == pytest.approx(one.speedup)
+    assert 1.65 * 0.1 / 0.122 == pytest.approx(one.speedup)
+    assert 1.65 * 0.1 / 0.11 == pytest.approx(one.overlapped_speedup)
+    far = predict(SHEET, replace(DRAFT, coverage=0.5, round_trip_s=0.2), 2)
+    assert 1.65 * 0.1 / (0.5 * 0.26 + 0.5 * 0.2) == pytest.approx(far.overlapped_speedup)
+
+
+def test_a_source_of_short_proposals() -> None:
+    """Half of them have a second token: 0.8 + 0.5 * 0.5 survive, and 1.5 are drafted."""
+    short = replace(DRAFT, reach=(1.0, 0.5, 0.5))
+    one = predict(SHEET, short, 2)
+    assert 2.05 == pytest.approx(one.tokens_per_round)
+    assert 0.015 + 0.002 + 0.02 + 0.1 == pytest.approx(one.round_s)
+    assert 2.05 * 0.1 / 0.137 == pytest.approx(one.speedup)
+    assert 1.05 / 1.5 == pytest.approx(acceptance_rate(short, 2))
+    assert break_even((1.0, 0.5), 1.37) == one.break_even
+    assert 2.15 == pytest.approx(predict(SHEET, short, 3).tokens_per_round)
+    assert 2.15 == pytest.approx(predict(SHEET, short, 8).tokens_per_round)  # none is longer
 
 
 def test_the_drafts_prompt_is_spread_over_the_output() -> None:
@@ -73,12 +92,17 @@ def test_the_drafts_prompt_is_spread_over_the_output() -> None:
 )
 def test_break_even(k: int, ratio: float, expected: float) -> None:
     """B88: the acceptance at which a round pays for itself."""
-    assert expected == pytest.approx(break_even(k, ratio), abs=1e-4)
+    assert expected == pytest.approx(break_even((1.0,) * k, ratio), abs=1e-4)
+
+
+def test_break_even_of_short_proposals() -> None:
+    """B88: 1 + a + a^2 / 2 = 1.625 at a half."""
+    assert 0.5 == pytest.approx(break_even((1.0, 0.5), 1.625), abs=1e-4)
 
 
 def test_no_acceptance_pays() -> None:
     """B88: a round of four plain ones cannot be paid by three tokens."""
-    assert break_even(2, 4.0) > 1.0
+    assert break_even((1.0, 1.0), 4.0) > 1.0
 
 
 def test_the_fastest_comes_first() -> None:
@@ -99,6 +123,14 @@ def test_costs() -> None:
     )
     assert 0.08 * 0.01 * 1e6 == pytest.approx(plain_cost_per_million(SHEET, prices))
     assert 0.0 == predict(SHEET, DRAFT, 2).cost_per_million
+
+
+def test_costs_of_a_source_that_is_mostly_silent() -> None:
+    """A quarter of the rounds as above, three of a plain step each for one token."""
+    prices = Prices(target_per_hour=36, draft_per_hour=18)
+    one = predict(SHEET, replace(DRAFT, coverage=0.25), 2, prices)
+    spent = 0.25 * (0.1 * 0.01 + 0.02 * 0.005) + 0.75 * 0.08 * 0.01
+    assert spent / (0.25 * 2.3 + 0.75) * 1e6 == pytest.approx(one.cost_per_million)
 
 
 def test_acceptance_rate() -> None:

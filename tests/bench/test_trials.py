@@ -9,6 +9,7 @@ import pytest
 
 from paceline.bench.measure_sheet import Measured, make_sheet
 from paceline.bench.prompts import Question
+from paceline.bench.sheet import acceptance_rate, predict
 from paceline.bench.sources import describe
 from paceline.bench.trials import Round, Trial, plainly, run_interleaved
 from paceline.cli.client import Generation, GenerationOptions
@@ -68,6 +69,7 @@ def test_sums_over_sums() -> None:
     assert 3 / 5 == DRAFTED.acceptance_rate
     assert 1 + 3 / 3 == DRAFTED.acceptance_length
     assert (2 / 3, 1 / 2) == DRAFTED.survival
+    assert (1.0, 2 / 3) == DRAFTED.reach  # two of three proposals have a second token
     assert 0.07 / 5 == pytest.approx(DRAFTED.draft_s_per_token)
     assert 3 / 5 == DRAFTED.coverage  # the first round of each generation is plain by nature
     assert 3 / (2 / 10 + 1 / 5) == pytest.approx(PLAIN.tokens_per_second)
@@ -97,7 +99,7 @@ def test_nothing_drafted() -> None:
     assert (0.0, 1.0, (), 0.0, 0.0) == (
         PLAIN.acceptance_rate,
         PLAIN.acceptance_length,
-        PLAIN.survival,
+        PLAIN.survival + PLAIN.reach,
         PLAIN.draft_s_per_token,
         PLAIN.coverage,
     )
@@ -113,6 +115,9 @@ def test_the_sheet_of_two_runs() -> None:
     (source,) = sheet.sources
     assert ("small", 3 / 5) == (source.name, source.coverage)
     assert 0.003 == pytest.approx(source.round_trip_s)
+    assert (DRAFTED.survival, DRAFTED.reach) == (source.survival, source.reach)
+    assert DRAFTED.acceptance_length == pytest.approx(predict(sheet, source, 2).tokens_per_round)
+    assert DRAFTED.acceptance_rate == pytest.approx(acceptance_rate(source, 2))
     measured = Measured(sheet, PLAIN, (DRAFTED,))
     assert 20 / 7.5 == pytest.approx(measured.speedup(DRAFTED))
 
@@ -144,6 +149,15 @@ def test_a_row_of_the_table() -> None:
     assert 20 / 7.5 == pytest.approx(row["speedup"])
     assert 5 / 7 == row["tokens_per_step"]
     assert 14 == pytest.approx(row["draft_ms_per_token"])
+
+
+async def test_a_round_that_ends_with_an_accepted_token_had_a_proposal(counting: Any) -> None:
+    """An end token of the draft's is the last of its round, which has no bonus then."""
+    gateway, stub = counting
+    gateway.is_cut = True
+    options = GenerationOptions(draft="small", num_draft_tokens=3)
+    (run,) = await run_interleaved(stub, [Question("1", "a", "one")], [options])
+    assert [True, True] == [one.has_proposal for one in run.rounds]
 
 
 async def test_each_run_is_a_tenant(counting: Any) -> None:
