@@ -39,7 +39,7 @@ class ServedRow:
     async def _run(self, prompt: Prompt) -> Run:
         request = self.options.request(ids_prompt(prompt.token_ids))
         # A domain of its own: nobody's prefix is found in a cache, so each run pays its prompt.
-        request.cache_domain = secrets.token_hex(8)
+        request.cache_domain = f"/{secrets.token_hex(8)}"
         arrivals: list[Arrival] = []
         start = time.perf_counter()
 

@@ -148,7 +148,7 @@ async def run_interleaved(
     Each run is a tenant of its own: what another run made of the same prompts is not known to its
     caches, nor to a source that remembers finished outputs.
     """
-    tenants = [f"run-{uuid.uuid4()}" for _ in wanted]
+    tenants = [f"/run-{uuid.uuid4()}" for _ in wanted]
     generations: list[list[Generation]] = [[] for _ in wanted]
     rounds: list[list[Round]] = [[] for _ in wanted]
     for question in questions:

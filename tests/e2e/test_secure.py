@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from paceline.bench.measure import ServedRow
+from paceline.bench.prompts import Question
+from paceline.bench.runs import Prompt
 from paceline.cli.client import Access, Generation, GenerationOptions, connect, generate
 from paceline.cli.client import text_prompt as text
 from paceline.cli.process import ServiceProcess
@@ -143,6 +146,7 @@ async def test_who_gets_in_and_as_whom(secure: Secure) -> None:
     assert (12, True) == (len(ann.token_ids), ann.stats.drafted_token_count > 0)
     assert ann.token_ids == (await secure.generate(secure.access(TOKENS["bob"]))).token_ids
     assert ann.token_ids == (await secure.generate(secure.access(), cache_domain="ann")).token_ids
+    assert ann.token_ids == (await secure.generate(secure.access(), cache_domain="/part")).token_ids
     assert "TENANT_MISMATCH" == (await secure.refusal(secure.access(), cache_domain="bob")).reason
     assert "TOKEN_UNKNOWN" == (await secure.refusal(secure.access("guess"))).reason
     assert "TOKEN_MISSING" == (await secure.refusal(secure.access(""))).reason
@@ -157,6 +161,16 @@ async def test_who_gets_in_and_as_whom(secure: Secure) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call
             assert grpc.StatusCode.UNAUTHENTICATED == caught.value.code()
+
+
+async def test_measurements_take_a_token(secure: Secure) -> None:
+    """Their runs keep out of one another's caches within the token's tenant."""
+    options = GenerationOptions(max_tokens=4, temperature=0.0)
+    async with connect(secure.access()) as gateway:
+        asked = await gateway.Tokenize(gateway_pb2.TokenizeRequest(prompt=text("abc")))
+        prompt = Prompt(Question("1", "any", "abc"), tuple(asked.token_ids))
+        (run,) = await ServedRow("plain", gateway, options).run([prompt])
+    assert 4 == run.num_tokens
 
 
 async def test_rotation_without_restart(secure: Secure) -> None:
