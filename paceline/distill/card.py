@@ -59,7 +59,7 @@ def write_card(directory: Path, recipe: Recipe, curve: Sequence[Entry], num_head
         f"draft learnt the laws that they were written with, in {last.num_steps:,} steps of",
         f"training. Both took {hours:.1f} hours.",
         "",
-        "On answers that were held out (prompts of the same kinds):",
+        "On answers that were held out (prompts of the same kinds, temperatures in turn):",
         "",
         "| tokens | steps | greedy agreement | shared mass | coupled match | loss |",
         "|---|---|---|---|---|---|",

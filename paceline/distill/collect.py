@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from paceline.distill.prompts import Chat, Exchange, PromptWriter
@@ -115,14 +116,31 @@ class Collector:
         return waves
 
     def _encode(self, chat: Chat) -> list[int]:
-        if self._tokenizer.chat_template is None:
-            text = "\n\n".join(message["content"] for message in chat) + "\n\n"
+        """The ids of a chat, or of its text; both begin as the gateway's prompts do."""
+        if self._tokenizer.chat_template:
+            ids: list[int] = self._tokenizer(self._render(chat), add_special_tokens=False).input_ids
         else:
-            text = self._tokenizer.apply_chat_template(
-                list(chat), tokenize=False, add_generation_prompt=True
-            )
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False).input_ids
+            text = "\n\n".join(message["content"] for message in chat) + "\n\n"
+            ids = self._tokenizer(text).input_ids
+            bos = self._tokenizer.bos_token_id
+            if bos is not None and ids[:2] == [bos, bos]:  # the text spells it out, too
+                ids = ids[1:]
         return ids[-self._options.max_prompt_tokens :]
+
+    def _render(self, chat: Chat) -> str:
+        try:
+            return self._apply_template(chat)
+        except TemplateError:
+            if chat[0]["role"] != "system":
+                raise
+            # Some templates know no system message; the text itself can still be asked.
+            return self._apply_template(_fold_system(chat))
+
+    def _apply_template(self, chat: Chat) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            list(chat), tokenize=False, add_generation_prompt=True
+        )
+        return text
 
     def _write(self, prompts: list[list[int]], wave: int) -> list[Sample]:
         sequences = [
@@ -204,6 +222,13 @@ class _Sequence:
             torch.stack(ids),
             torch.stack(log_probs),
         )
+
+
+def _fold_system(chat: Chat) -> Chat:
+    """Puts the system message in front of the user's first one."""
+    system, first, *rest = chat
+    content = f"{system['content']}\n\n{first['content']}"
+    return ({**first, "content": content}, *rest)
 
 
 def _num_characters(chat: Chat) -> int:

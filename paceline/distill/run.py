@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 _SAVE_EVERY_STEPS = 50
 _REPORT_EVERY_S = 30.0
 _MAX_HELD_OUT = 128
-"""Samples that are held out, one of each of the first shards."""
+"""Samples that are held out, one of each of the first shards, of each place in turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +191,11 @@ def _read_data(shards: Path, num_shards: int) -> Data:
     train: list[Sample] = []
     held_out: list[Sample] = []
     for wave in range(num_shards):
-        first, *rest = read_shard(shard_path(shards, wave))
-        train += rest
-        (held_out if len(held_out) < _MAX_HELD_OUT else train).append(first)
+        samples = read_shard(shard_path(shards, wave))
+        if len(held_out) < _MAX_HELD_OUT:
+            # A place has one temperature, and figures are to be about all of them.
+            held_out.append(samples.pop(wave % len(samples)))
+        train += samples
     num_tokens = sum(len(one.top_ids) for one in (*train, *held_out))
     # What was held out is held out wherever it was asked: greedy answers would be the same.
     prompts = {_prompt(one) for one in held_out}

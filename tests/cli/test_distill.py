@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from paceline.errors import InvalidArgument
+
 
 def test_makes_a_draft_and_says_how_good_it_is(
     paceline: Any, networks: Any, tmp_path: Path
@@ -26,6 +28,24 @@ def test_makes_a_draft_and_says_how_good_it_is(
     assert last.startswith(f"{tmp_path / 'draft'}: greedy agreement 0.")
     assert [0] == json.loads((tmp_path / "draft" / "draft.json").read_text())["layers"]
     assert "The head scores 50" in (tmp_path / "draft" / "README.md").read_text()
+
+
+def test_a_prompt_is_a_line(paceline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines end at line ends alone, are taken as they are, and blank ones ask nothing."""
+    from paceline.distill.run import DistillOptions
+
+    seen: list[DistillOptions] = []
+
+    def refuse(options: DistillOptions, _: Any) -> None:
+        seen.append(options)
+        raise InvalidArgument("target", "not today")
+
+    monkeypatch.setattr("paceline.distill.run.distill", refuse)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_bytes(" What is\u2028tea? \r\n\n \t\nWho\x85 w\u00e4lks?\n".encode())
+    result = paceline("distill", "--out", str(tmp_path), "--prompts", str(prompts))
+    assert (1, True) == (result.exit_code, "not today" in result.output)
+    assert (" What is\u2028tea? ", "Who\x85 w\u00e4lks?") == seen[0].own_prompts
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import TemplateError
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 from paceline.distill.collect import CollectOptions, Collector
-from paceline.distill.prompts import PromptWriter
+from paceline.distill.prompts import Chat, PromptWriter
 from paceline.distill.shards import read_shard, shard_path
 from paceline.engine.lean.runner import LeanRunner
 from paceline.engine.lean.weights import take_decoder
 
 OPTIONS = CollectOptions(batch_size=6, max_prompt_tokens=20, max_new_tokens=10)
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'system' or m['content'] == 'no' %}"
+    "{{ raise_exception('not served') }}{% endif %}"
+    "{{ m['role'][0] + m['content'] }}{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -71,6 +78,41 @@ def test_a_later_pool_takes_up_what_was_answered(collector: Collector, tmp_path:
     for wave in range(9):
         collector.collect(tmp_path, wave)
     assert shard_path(tmp_path, 8).exists()
+
+
+def encode(collector: Collector, *turns: tuple[str, str], template: str | None = None) -> list[int]:
+    """The ids of a chat with a tokenizer that begins every text with <s>."""
+    tokenizer: Any = collector._tokenizer
+    tokenizer.chat_template = template
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    chat: Chat = tuple({"role": role, "content": content} for role, content in turns)
+    return collector._encode(chat)
+
+
+def test_a_template_that_knows_no_system_message(collector: Collector) -> None:
+    """The user's first message begins with it then; what else is refused stays refused."""
+    turns = ("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c")
+    token_ids = encode(collector, *turns, template=TEMPLATE)
+    assert "uS\n\naabuc" == collector._tokenizer.decode(token_ids)
+    for refused in ((), turns):
+        with pytest.raises(TemplateError):
+            encode(collector, *refused, ("user", "no"), template=TEMPLATE)
+
+
+def test_a_template_that_knows_a_system_message(collector: Collector) -> None:
+    """It is left alone, and writes the beginning itself if it wants one."""
+    plain = "{% for m in messages %}{{ m['role'][0] + m['content'] }}{% endfor %}"
+    token_ids = encode(collector, ("system", "S"), ("user", "a"), template=plain)
+    assert "sSua" == collector._tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("text", ["a", "<s>a"])
+def test_text_begins_as_the_gateway_begins_it(collector: Collector, text: str) -> None:
+    """Without a template the tokenizer's own beginning goes first, once."""
+    token_ids = encode(collector, ("user", text))
+    assert (0, "<s>a\n\n") == (token_ids[0], collector._tokenizer.decode(token_ids))
 
 
 def test_options_within_a_short_context() -> None:

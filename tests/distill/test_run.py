@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,9 @@ def test_a_stopped_run_ends_where_a_whole_one_does(
     assert distill(stopped, ignore) == figures
 
 
-def test_a_prompt_is_held_out_wherever_it_was_asked(tmp_path: Path) -> None:
-    """The first sample of a shard is held out, and whatever else answers its prompt is dropped."""
-    for wave, prompts in enumerate((([1, 2], [3, 4], [5, 6]), ([3, 4], [1, 2], [7, 8]))):
+def write_waves(directory: Path, *waves: Sequence[Sequence[int]]) -> None:
+    """Writes a shard of each list of prompts, of two tokens each; answers are the wave's number."""
+    for wave, prompts in enumerate(waves):
         samples = [
             Sample(
                 torch.tensor([*prompt, wave]),
@@ -145,7 +146,37 @@ def test_a_prompt_is_held_out_wherever_it_was_asked(tmp_path: Path) -> None:
             )
             for prompt in prompts
         ]
-        write_shard(shard_path(tmp_path, wave), samples, [])
+        write_shard(shard_path(directory, wave), samples, [])
+
+
+def test_what_is_held_out_is_of_all_temperatures(tmp_path: Path) -> None:
+    """A place of a wave has one temperature: each place is held out in its turn, the rest is not.
+
+    The wave's number decides alone, so that a run that goes on holds out the same.
+    """
+    write_waves(tmp_path, *([[wave, place] for place in range(3)] for wave in range(4)))
+    for num_shards in (2, 4):
+        data = run._read_data(tmp_path, num_shards)
+        held_out = [tuple(one.token_ids[:2].tolist()) for one in data.held_out]
+        assert [(0, 0), (1, 1), (2, 2), (3, 0)][:num_shards] == held_out
+    train = {tuple(one.token_ids[:2].tolist()) for one in data.train}
+    assert (8, set()) == (len(train), train & set(held_out))
+
+
+def test_no_more_is_held_out_than_there_is_use_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later waves are trained on whole."""
+    monkeypatch.setattr(run, "_MAX_HELD_OUT", 1)
+    write_waves(tmp_path, [[1, 2], [3, 4]], [[5, 6], [7, 8]])
+    data = run._read_data(tmp_path, 2)
+    assert [[1, 2, 0]] == [one.token_ids.tolist() for one in data.held_out]
+    assert [[3, 4, 0], [5, 6, 1], [7, 8, 1]] == [one.token_ids.tolist() for one in data.train]
+
+
+def test_a_prompt_is_held_out_wherever_it_was_asked(tmp_path: Path) -> None:
+    """Whatever else answers the prompt of a sample that is held out is dropped."""
+    write_waves(tmp_path, ([1, 2], [3, 4], [5, 6]), ([1, 2], [3, 4], [7, 8]))
     data = run._read_data(tmp_path, 2)
     assert [[1, 2, 0], [3, 4, 1]] == [one.token_ids.tolist() for one in data.held_out]
     assert [[5, 6, 0], [7, 8, 1]] == [one.token_ids.tolist() for one in data.train]
