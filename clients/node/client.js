@@ -14,7 +14,12 @@ const [address = "127.0.0.1:50051", text = "Name three rivers in Europe."] = pro
 
 const definition = protoLoader.loadSync(
   ["paceline/v1/gateway.proto", path.join(__dirname, "../error_details.proto")],
-  { includeDirs: [path.join(__dirname, "../../protos")], keepCase: true, longs: String, enums: String, oneofs: true, objects: true },
+  {
+    includeDirs: [path.join(__dirname, "../../protos")],
+    keepCase: true, longs: String, enums: String, oneofs: true, objects: true,
+    // Empty text, counts of 0 and empty lists are not sent; without these they would be undefined.
+    defaults: true, arrays: true,
+  },
 );
 const { paceline } = grpc.loadPackageDefinition(definition);
 const Status = definition["google.rpc.Status"];
@@ -26,12 +31,12 @@ const metadata = new grpc.Metadata();
 if (token) metadata.set("authorization", `Bearer ${token}`);
 const inMs = (ms) => ({ deadline: Date.now() + ms });
 
-// The ErrorInfo of a failed call.
+// The ErrorInfo of a failed call, undefined where there is none: a deadline, a lost connection.
 function errorInfo(error) {
   const [bytes] = error.metadata.get("grpc-status-details-bin");
-  const status = Status.deserialize(bytes);
-  const detail = status.details.find(({ type_url }) => type_url.endsWith("google.rpc.ErrorInfo"));
-  return ErrorInfo.deserialize(detail.value);
+  const details = bytes ? Status.deserialize(bytes).details : [];
+  const detail = details.find(({ type_url }) => type_url.endsWith("google.rpc.ErrorInfo"));
+  return detail && ErrorInfo.deserialize(detail.value);
 }
 
 // Streams one generation, piece by piece, then its figures.
@@ -51,9 +56,9 @@ function printRefusal(gateway) {
   const generation = { prompt, sampling: { temperature: -1 } };
   return new Promise((done) => {
     gateway.Complete({ generation }, metadata, inMs(60_000), (error) => {
-      const { domain, reason, metadata } = errorInfo(error);
       console.log(`${grpc.status[error.code]}: ${error.details}`);
-      console.log(domain, reason, JSON.stringify(metadata));
+      const info = errorInfo(error);
+      if (info) console.log(info.domain, info.reason, JSON.stringify(info.metadata));
       done();
     });
   });

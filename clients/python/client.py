@@ -52,7 +52,9 @@ def print_refusal(gateway: gateway_pb2_grpc.GatewayServiceStub, prompt: pb.Promp
         gateway.Complete(whole, timeout=60, metadata=METADATA)
     except grpc.RpcError as error:
         print(f"{error.code().name}: {error.details()}")
-        for detail in rpc_status.from_call(error).details:
+        # A deadline or a lost connection has no details.
+        status = rpc_status.from_call(error)
+        for detail in status.details if status else ():
             info = error_details_pb2.ErrorInfo()
             if detail.Unpack(info):
                 print(f"{info.domain} {info.reason} {dict(info.metadata)}")
