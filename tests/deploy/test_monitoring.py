@@ -18,11 +18,18 @@ from tests.deploy.rendering import CHART, of_kind, render
 from tests.deploy.tools import find
 
 ROOT = CHART.parent.parent
-# As the chart renders them for a release in the namespace of the unit tests.
-RULES = yaml.safe_load(
-    (CHART / "files" / "rules.yaml").read_text().replace("RELEASE_NAMESPACE", "n")
-)
+# The namespace of the unit tests.
+NAMESPACE = "n"
 METRIC = re.compile(r"\bpaceline_[a-z_]+")
+
+
+def rules_in(namespace: str) -> Any:
+    """The file of alerts as the chart renders it for a release in a namespace."""
+    text = (CHART / "files" / "rules.yaml").read_text()
+    return yaml.safe_load(text.replace("RELEASE_NAMESPACE", namespace))
+
+
+RULES = rules_in(NAMESPACE)
 
 
 def known_metrics() -> set[str]:
@@ -147,7 +154,7 @@ def test_queries_are_promql(tmp_path: Path) -> None:
 def test_they_are_in_the_chart() -> None:
     """The objects hold the files, and none is there where it was not asked for."""
     found = render("ha")
-    assert RULES == of_kind(found, "PrometheusRule")["shop-paceline"]["spec"]
+    assert rules_in("default") == of_kind(found, "PrometheusRule")["shop-paceline"]["spec"]
     held = of_kind(found, "ConfigMap")["shop-paceline-dashboard"]
     assert dashboard() == yaml.safe_load(held["data"]["paceline.json"])
     assert "1" == held["metadata"]["labels"]["grafana_dashboard"]

@@ -333,9 +333,8 @@ async def test_cancel_while_drafting_ends_a_session(tiers: Any, rounds: Any, net
 
 async def test_idle_session_is_ended(tiers: Any, rounds: Any, write_table: Any) -> None:
     """B104: a peer that vanished holds nothing for long."""
-    tier = await tiers.draft(write_table(0.5, 0.5), idle_timeout_s=0.05)
-    peer = tier.connect()
-    await tier.send_open(peer, rounds.spec([0] * 40))
+    tier = await tiers.draft(write_table(0.5, 0.5), idle_timeout_s=1)
+    peer = await tier.open(rounds.spec([0] * 40))
     error = await peer.refusal()
     assert isinstance(error, Aborted)
     assert "SESSION_IDLE" == error.reason

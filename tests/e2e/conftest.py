@@ -118,10 +118,10 @@ def stop(running: Running) -> None:
                 continue
     running.process.send_signal(signal.SIGTERM)
     try:
-        running.process.wait(30)
+        running.process.wait(60)
     except subprocess.TimeoutExpired:
         running.process.send_signal(signal.SIGTERM)  # the second signal kills
-        running.process.wait(10)
+        running.process.wait(30)
     for reader in running.readers:
         reader.join()
 

@@ -167,6 +167,7 @@ async def test_bad_requests_touch_nobody_else(pair: Running) -> None:
             assert alone.token_ids == generation.token_ids
 
 
+@pytest.mark.timeout(600)  # the first to start the pair converts its model
 async def test_unknown_role_is_named(smollm2_pair: Running) -> None:
     """B50: a template that cannot render a role says so. Uses a model with a real template."""
     message = base()

@@ -119,12 +119,12 @@ async def test_text_survives_a_frozen_draft(start_pair: Start) -> None:
     """B98: a draft that stops answering costs one bounded wait, and nothing of the text."""
     pair = start_pair()
     async with connect(pair.address) as gateway:
-        expected = await plain(gateway, "abc", 400)
+        expected = await plain(gateway, "abc", LONG)
         token_ids, counts = await generate_through(
             gateway,
-            request(400),
+            request(LONG),
             lambda: pair.kill("draft", number=signal.SIGSTOP),
-            after=100,
+            after=20,
         )
     assert expected == token_ids
     assert counts.fallbacks["stalled"] >= 1

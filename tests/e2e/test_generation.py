@@ -46,8 +46,9 @@ async def test_greedy_ids_are_the_targets_for_every_length(
         generation = await generate(gateway, options.request(text_prompt("abcd")))
     assert greedy_chain("abcd", 97) == list(generation.token_ids)
     counts = generation.stats
-    assert (num_draft_tokens == 0) == (counts.drafted_token_count == 0)
-    if num_draft_tokens is None or num_draft_tokens > 1:
+    if num_draft_tokens is not None:
+        assert (num_draft_tokens == 0) == (counts.drafted_token_count == 0)
+    if num_draft_tokens is not None and num_draft_tokens > 1:  # else the load may shorten them
         assert 0 < counts.accepted_token_count < counts.drafted_token_count
 
 

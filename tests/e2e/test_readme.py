@@ -13,7 +13,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.e2e.conftest import Running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.model]
+pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(600)]
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -25,7 +25,7 @@ def test_python_client_works_as_printed(smollm2_pair: Running, tmp_path: Path) -
     path = tmp_path / "client.py"
     path.write_text(client)
     command = [sys.executable, str(path), smollm2_pair.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (0, "") == (done.returncode, done.stderr)
     *answer, figures = done.stdout.strip().splitlines()
     assert len(" ".join(answer)) > 20

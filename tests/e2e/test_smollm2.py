@@ -28,7 +28,7 @@ def references() -> list[Reference]:
     return list(target.references(spread(own_questions(), 4), MAX_TOKENS))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", ["quantized:int4", "ngram"])
 async def test_greedy_ids_are_those_of_transformers(
     smollm2_pair: Running, references: list[Reference], source: str
@@ -60,7 +60,7 @@ SCHEMA = json.dumps(
 )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_json_schema_is_met(smollm2_pair: Running) -> None:
     """B35: sampled outputs parse, and greedy ids are those of plain constrained decoding."""
     prompt = chat_prompt([("user", "Describe a city in Europe as JSON.")])

@@ -52,7 +52,7 @@ def test_spans_of_all_tiers_are_joined(
     stats = events[-1].finished.stats
     num_rounds = stats.round_count + stats.plain_round_count
     running.process.send_signal(signal.SIGTERM)  # what a service has not sent yet, it sends now
-    running.process.wait(30)
+    running.process.wait(120)
 
     spans = spans_of(requests)
     trace, caller = (bytes.fromhex(part) for part in CALLER.split("-")[1:3])
