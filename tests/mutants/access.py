@@ -32,8 +32,15 @@ MUTANTS = (
     Mutant(
         "another tenant's cache domain let in",
         _TENANTS,
-        'if requested not in ("", tenant):',
+        'if domain != tenant and not domain.startswith(f"{tenant}/"):',
         "if not tenant:",
+        _TOKENS,
+    ),
+    Mutant(
+        "a tenant whose name begins like another's",
+        _TENANTS,
+        'domain.startswith(f"{tenant}/")',
+        "domain.startswith(tenant)",
         _TOKENS,
     ),
     Mutant(

@@ -21,6 +21,13 @@ _FLATTER = "IntegerLaw(law.token_ids, (law.weights**0.5).astype(int))"
 
 MUTANTS = (
     Mutant(
+        "what a seed drew before, proposed to it again",
+        "draft_service/drafters/suffix.py",
+        "self._remembers = spec.has_fresh_seed or not is_drawn",
+        "self._remembers = True",
+        ("tests/draft_service/test_suffix.py::test_the_same_seed_again_follows_the_law",),
+    ),
+    Mutant(
         "drawn from the truncated law, shipped whole",
         _DRAFTER,
         _APPEND,
