@@ -109,10 +109,21 @@ def choose_policy(
     `times` are those of the draft source in use, None before there is one.
     """
     longest = _longest(generation, config)
-    kind = (generation.draft_length or config.draft_length).partition(":")[0]
-    if generation.num_draft_tokens is not None or kind == "fixed":
+    if _is_pinned(generation, config):
         return FixedLength(longest)
-    return CostLength(longest, times) if kind == "cost" else WindowLength(longest)
+    is_cost = _policy_name(generation, config) == "cost"
+    return CostLength(longest, times) if is_cost else WindowLength(longest)
+
+
+def _policy_name(generation: Generation, config: GatewayConfig) -> str:
+    """window, cost or fixed:N."""
+    return generation.draft_length or config.draft_length
+
+
+def _is_pinned(generation: Generation, config: GatewayConfig) -> bool:
+    """Whether all its proposals are to be of one length."""
+    is_fixed = _policy_name(generation, config).startswith("fixed")
+    return generation.num_draft_tokens is not None or is_fixed
 
 
 def _longest(generation: Generation, config: GatewayConfig) -> int:
@@ -122,7 +133,7 @@ def _longest(generation: Generation, config: GatewayConfig) -> int:
     longest = config.max_draft_tokens
     if generation.max_draft_tokens is not None:
         longest = min(longest, generation.max_draft_tokens)
-    kind, _, pinned = (generation.draft_length or config.draft_length).partition(":")
+    kind, _, pinned = _policy_name(generation, config).partition(":")
     return min(longest, int(pinned)) if kind == "fixed" else longest
 
 
@@ -152,7 +163,6 @@ def _take_place(generation: Generation, tiers: Tiers, config: GatewayConfig, tur
     is_plain = generation.draft_source == NO_DRAFT or not _longest(generation, config)
     if is_plain or not tiers.sources.targets:
         return turns.begin_pinned(drafts=False)
-    is_adapted = not (generation.draft_length or config.draft_length).startswith("fixed")
-    if generation.draft_source or generation.num_draft_tokens is not None or not is_adapted:
+    if generation.draft_source or _is_pinned(generation, config):
         return turns.begin_pinned(drafts=True)
     return turns.begin()

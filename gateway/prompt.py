@@ -7,13 +7,15 @@ a prompt is not known here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from gateway.tiers import Target
 from paceline.errors import InvalidArgument
 from paceline.records import ModelIdentity
 from paceline.v1 import gateway_pb2
 
+T = TypeVar("T")
 # Tokenizing holds the event loop; above this length a thread does it. A message of a chat costs as
 # much as so many characters, however short it is.
 _LONG_TEXT_CHARACTERS = 10_000
@@ -31,18 +33,15 @@ async def read_prompt(prompt: gateway_pb2.Prompt, target: Target) -> tuple[int, 
     match prompt.WhichOneof("form"):
         case "text":
             field, empty = "text", "is empty, and the tokenizer begins no text by itself"
-            if len(prompt.text) > _LONG_TEXT_CHARACTERS:
-                token_ids = await asyncio.to_thread(tokenizer.encode, prompt.text)
-            else:
-                token_ids = tokenizer.encode(prompt.text)
+            is_long = len(prompt.text) > _LONG_TEXT_CHARACTERS
+            token_ids = await _do(is_long, lambda: tokenizer.encode(prompt.text))
         case "chat":
             field, empty = "chat", "is empty as the chat template renders it"
             messages = [(message.role, message.content) for message in prompt.chat.messages]
             num_characters = sum(len(content) for _, content in messages)
-            if num_characters + _MESSAGE_CHARACTERS * len(messages) > _LONG_TEXT_CHARACTERS:
-                token_ids = await asyncio.to_thread(tokenizer.encode_chat, messages)
-            else:
-                token_ids = tokenizer.encode_chat(messages)
+            num_characters += _MESSAGE_CHARACTERS * len(messages)
+            is_long = num_characters > _LONG_TEXT_CHARACTERS
+            token_ids = await _do(is_long, lambda: tokenizer.encode_chat(messages))
         case "token_ids":
             field, empty = "token_ids", "must hold at least one id"
             token_ids = tuple(prompt.token_ids.token_ids)
@@ -65,7 +64,11 @@ async def read_text(token_ids: Sequence[int], target: Target) -> str:
         check_ids(token_ids, target.model, field="token_ids")
         return target.tokenizer.decode(token_ids)
 
-    return await asyncio.to_thread(text) if len(token_ids) > _LONG_TOKEN_IDS else text()
+    return await _do(len(token_ids) > _LONG_TOKEN_IDS, text)
+
+
+async def _do(is_long: bool, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 def check_ids(token_ids: Sequence[int], model: ModelIdentity, *, field: str) -> None:

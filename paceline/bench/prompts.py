@@ -73,6 +73,11 @@ def own_questions() -> list[Question]:
     ]
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file. U+2028 and its like, where str.splitlines would end one, do not."""
+    return path.read_text(encoding="utf-8").split("\n")
+
+
 def read_questions(path: Path) -> list[Question]:
     """The questions of a file in the Spec-Bench line format.
 
@@ -80,8 +85,7 @@ def read_questions(path: Path) -> list[Question]:
         ValueError: a line is not in that format; it is named.
     """
     questions = []
-    # JSON may hold U+2028 and its like as they are: str.splitlines would end a line there.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         try:

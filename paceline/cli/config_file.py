@@ -14,7 +14,9 @@ from typing import Any
 
 import click
 
-SERVICE_TABLES = frozenset({"verify", "draft", "gateway"})
+from paceline.serving.config import SECTIONS, find_table
+
+SERVICE_TABLES = frozenset(SECTIONS)
 
 
 def read_config(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
@@ -29,11 +31,11 @@ def read_config(context: click.Context, option: click.Parameter, path: str | Non
         tables = tomllib.loads(Path(path).read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path} is not TOML: {error}") from None
-    for name in SERVICE_TABLES & tables.keys():
-        if not isinstance(tables[name], dict):
-            raise click.BadParameter(f"{path}: {name} must be a table")
-        if "config" in tables[name]:
-            raise click.BadParameter(f"{path}: a file names no other file")
+    for section in SECTIONS:
+        try:
+            find_table(tables, section, Path(path))
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
     context.obj = service_variables(tables)
     own = {name: table for name, table in tables.items() if name not in SERVICE_TABLES}
     for name, table in own.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from paceline.bench.prompts import read_lines
 from paceline.cli.terminal import EXIT_ERROR
 from paceline.errors import PacelineError
 from paceline.serving.config import CACHE_DIR
@@ -84,7 +85,7 @@ def distill(
         num_head_ids=head_ids,
         num_tokens=num_tokens,
         num_rounds=rounds,
-        own_prompts=_read_prompts(prompts) if prompts else (),
+        own_prompts=tuple(filter(str.strip, read_lines(prompts))) if prompts else (),
         collecting=CollectOptions(seed=seed),
         training=TrainOptions(num_steps, batch_tokens, learning_rate, seed),
     )
@@ -101,12 +102,6 @@ def _read_layers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",") if part)
     except ValueError:
         raise click.BadParameter(f"{text!r} is no list of layers", param_hint="--layers") from None
-
-
-def _read_prompts(path: Path) -> tuple[str, ...]:
-    # Not splitlines(), which also splits inside a prompt, at U+2028 and the like.
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return tuple(line for line in lines if line.strip())
 
 
 def _say(line: str) -> None:

@@ -209,9 +209,18 @@ def _from_file(cls: type[ServerConfig], path: Path) -> dict[str, Any]:
     for name in tables:
         if name not in SECTIONS:
             raise ValueError(f"{path}: unknown table [{name}]; known are {', '.join(SECTIONS)}")
-    table = tables.get(cls.section, {})
+    return find_table(tables, cls.section, path)
+
+
+def find_table(tables: Mapping[str, Any], section: str, path: Path) -> dict[str, Any]:
+    """The settings that a file has for one service; none without a table of its.
+
+    Raises:
+        ValueError: it is no table, or names another file.
+    """
+    table = tables.get(section, {})
     if not isinstance(table, dict):
-        raise ValueError(f"{path}: {cls.section} must be a table")
+        raise ValueError(f"{path}: {section} must be a table")
     if "config" in table:
         raise ValueError(f"{path}: a file names no other file")
     return table
